@@ -46,12 +46,10 @@ MEASURES: Mapping[str, BudgetMeasure] = {
     measure.name: measure
     for measure in (
         BudgetMeasure("parameters", "parameters", _SUFFIX, "2M"),
-        BudgetMeasure("macs", "multiply–accumulates of one example", _SUFFIX, "10M"),
-        BudgetMeasure("bytes", "bytes of the state", _BYTES, "50MB", "B"),
-        BudgetMeasure(
-            "activations", "bytes of intermediate results of one example", _BYTES, "8MB", "B"
-        ),
-        BudgetMeasure("memory", "bytes that a training step allocates", _BYTES, "50MB", "B"),
+        BudgetMeasure("macs", "multiply–accumulates per example", _SUFFIX, "10M"),
+        BudgetMeasure("bytes", "the size of weights and buffers", _BYTES, "50MB", "B"),
+        BudgetMeasure("activations", "all activations of one example", _BYTES, "8MB", "B"),
+        BudgetMeasure("memory", "the memory of a training step", _BYTES, "50MB", "B"),
     )
 }
 

@@ -151,7 +151,7 @@ class Command(TyperCommand):
     def get_help(self, ctx: click.Context) -> str:
         """Return the help without the escapes that typer adds to brackets for rich."""
         text = super().get_help(ctx).replace("\\[", "[")
-        return f"{text}\n\nEvery command also takes {' and '.join(ANYWHERE)} (archgraph --help)."
+        return f"{text}\n\nOptions of all commands: {', '.join(ANYWHERE)}; see archgraph --help."
 
 
 class Training(Command):
@@ -184,7 +184,9 @@ def _version(requested: bool) -> None:
 @app.callback()
 def _options(
     ctx: typer.Context,
-    debug: Annotated[bool, typer.Option("--debug", help="Show where an error was raised.")] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Print the traceback of an error.")
+    ] = False,
     python: Annotated[
         bool, typer.Option("--python", help="Run the Python code that files name (`python:`).")
     ] = False,

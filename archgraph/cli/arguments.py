@@ -24,15 +24,15 @@ Words = list[str] | None
 
 ModelFile = Annotated[
     Path,
-    typer.Argument(metavar="FILE", help="A model (YAML, ONNX), or a folder of transformers."),
+    typer.Argument(metavar="FILE", help="A model (YAML, ONNX), or a folder saved by transformers."),
 ]
 
 ModelOrFamily = Annotated[
     Path,
     typer.Argument(
         metavar="FILE",
-        help="A model (YAML, ONNX), a family or an experiment; FAMILY:NAME or RUN:NAME for one of "
-        "their models.",
+        help="A model (YAML, ONNX), a family, an experiment or a run folder. FAMILY:NAME or "
+        "RUN:NAME selects one model of a family or run.",
     ),
 ]
 
@@ -40,9 +40,9 @@ Choose = Annotated[
     Words,
     typer.Option(
         metavar="KEY=N",
-        help="A choice of the model, e.g. stage1.depth=4; for an ONNX file, the size of a "
-        "dimension, "
-        "or batch=open. Repeatable.",
+        help="Set a value that the model file lists under `choices`, e.g. stage1.depth=4. For an "
+        "ONNX file, set the size of a dimension; batch=open makes the batch size variable. "
+        "Repeatable.",
     ),
 ]
 
@@ -53,16 +53,20 @@ Settings = Annotated[
     ),
 ]
 
-OutputFile = Annotated[Path | None, typer.Option("-o", "--output", help="Output path.")]
+OutputFile = Annotated[Path | None, typer.Option("-o", "--output", help="File or folder to write.")]
 
 DataFolder = Annotated[
-    Path | None, typer.Option("--data", metavar="ROOT", help="Folder of the data.")
+    Path | None,
+    typer.Option(
+        "--data", metavar="ROOT", help="Folder of the data sets; default: $ARCHGRAPH_DATA."
+    ),
 ]
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 RunFolders = Annotated[
-    list[Path], typer.Argument(metavar="RUN…", help="Run folders, or folders that contain some.")
+    list[Path],
+    typer.Argument(metavar="RUN…", help="Run folders, or folders that contain run folders."),
 ]
 
 ExperimentFile = Annotated[Path, typer.Argument(metavar="EXPERIMENT", help="An experiment file.")]
@@ -71,8 +75,8 @@ WithWeights = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        help="A model (YAML, ONNX) or a run folder; FAMILY:NAME or RUN:NAME for one of their "
-        "models.",
+        help="A model (YAML, ONNX) or a run folder. FAMILY:NAME or RUN:NAME selects one model of "
+        "a family or run.",
     ),
 ]
 
@@ -81,7 +85,8 @@ States = Annotated[
     typer.Option(
         "--state",
         metavar="FILE",
-        help="Weights of a model (safetensors). One per model, in order.",
+        help="Weights of a model (safetensors): the first --state is for MODEL, the second for "
+        "OTHER.",
     ),
 ]
 

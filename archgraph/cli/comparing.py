@@ -31,7 +31,7 @@ def compare(
         typer.Argument(
             metavar="A B…",
             help="Two models (YAML, ONNX, FAMILY:NAME, RUN:NAME); or run folders, or folders that "
-            "contain some.",
+            "contain run folders.",
         ),
     ],
     unfinished: Annotated[
@@ -39,27 +39,30 @@ def compare(
     ] = False,
     by_tier: Annotated[
         bool,
-        typer.Option("--tiers", help="A column for each tier, on test data like its clients' own."),
+        typer.Option(
+            "--tiers",
+            help="Add a column for each tier (the clients with one architecture): the mean over "
+            "its clients of the metric on test data with the class shares of the client.",
+        ),
     ] = False,
     last: Annotated[
         float | None,
         typer.Option(
             metavar="PART",
-            help="Average over the last tests: a share of all (0.2) or a number (5).",
+            help="Average over the tests of the last rounds: a share of all rounds (0.2) or a "
+            "number of rounds (5).",
         ),
     ] = None,
     rows: Annotated[
         str,
-        typer.Option(
-            metavar="NAMES", help="Experiments to show, e.g. 'HeteroFL,NeFL*'; default: all."
-        ),
+        typer.Option(metavar="NAMES", help="Rows to show, e.g. 'HeteroFL,NeFL*'; default: all."),
     ] = "",
     columns: Annotated[
         str,
         typer.Option(
             metavar="NAMES",
             help="Columns to show, in order, e.g. 'seeds,average_accuracy,mega*'; default: all. "
-            "--csv prints their names.",
+            "--csv prints the names of all columns.",
         ),
     ] = "",
     output: Annotated[
@@ -68,12 +71,12 @@ def compare(
             "-o",
             "--output",
             metavar="FOLDER",
-            help="Also draw curves: a PDF per panel into this folder.",
+            help="Also draw curves, and write a PDF file per plot into this folder.",
         ),
     ] = None,
     width: Annotated[
         str | None,
-        typer.Option(metavar="LENGTH", help="Width of a figure in print (84mm); default: 3.3in."),
+        typer.Option(metavar="LENGTH", help="Printed width of a plot, e.g. 84mm; default: 3.3in."),
     ] = None,
     as_json: AsJson = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
@@ -85,20 +88,22 @@ def compare(
     """Compare two models, or several runs.
 
     For two models: prints a row for each part that is missing, new or copied, each axis that is
-    narrower or wider, and each operator with other arguments. Two models of one family are compared
-    through the transfers of the family; other models by structure, independently of names. Exit
-    code 1 if they differ.
+    narrower or wider, and each operator whose arguments differ. The family determines how the
+    weights of two of its models correspond. Other models are matched by structure, independently of
+    names. The exit code is 1 if the models differ.
 
-    For runs: prints a row for all runs that differ only in their seed, with mean ± standard
-    deviation of the worst and the average submodel on all test data, of the clients, each on its
-    own mixture of classes, and of the time. The settings in which rows differ are listed below.
-    Figures are from the last test, or with --last the mean over several tests. With --tiers, the
-    clients of each tier have their own column.
+    For runs: prints a row for each experiment. Runs that differ only in their seed share a row,
+    which shows the mean ± the standard deviation over the seeds. The columns are: the metric of the
+    worst and of the average submodel on all test data; the mean metric of the clients, each on test
+    data with the class shares of the client; and the time. The settings in which the rows differ
+    are listed below the table. The values are from the last test; with --last, they are means over
+    several tests.
 
-    With --output, each panel is written as a figure for a paper, as wide as a column, with a font
-    size of at least 7 points and the legend below its axes: FOLDER/average.pdf, FOLDER/worst.pdf ….
-    `average` and `worst` show the main metric of the submodels over the rounds, `bytes` and `macs`
-    the average over sent bytes and computed MACs, `time` the seconds of a round.
+    With --output, each plot is written at the column width of a paper, with a font size of at least
+    7 points and the legend below the axes: FOLDER/average.pdf, FOLDER/worst.pdf, …. `average` and
+    `worst` plot the main metric of the submodels against the round. `bytes` and `macs` plot the
+    metric of the average submodel against the bytes sent and against the MACs computed. `time`
+    shows the seconds per round.
     """
     from archgraph.engine.address import Address
 
@@ -168,23 +173,27 @@ def _compare_models(a: Address, b: Address, as_json: bool) -> None:
 @command()
 def match(
     a: WithWeights,
-    b: Annotated[str, typer.Argument(metavar="OTHER", help="Another one.")],
+    b: Annotated[str, typer.Argument(metavar="OTHER", help="The model to match with MODEL.")],
     weights: Annotated[
-        bool, typer.Option("--weights", help="Match the positions of each axis by the weights.")
+        bool,
+        typer.Option(
+            "--weights", help="Match the positions (indices) along each axis by the weights."
+        ),
     ] = False,
     state: States = None,
     data: DataFolder = None,
     output: OutputFile = None,
 ) -> None:
-    """Match the parts of two models, or the positions of their axes.
+    """Match the parts or the channels of two models.
 
-    Matches block by block, independently of names, and gives the reason for each part without a
-    counterpart.
+    Matches the models block by block, independently of names, and prints the reason for each part
+    without a counterpart.
 
-    With --weights, --state or --output, matches the positions of each axis: separately trained
-    networks may have them in different orders, which does not affect results. Prints how many
-    positions of each axis move, and the similarity of the weights before and after. --output writes
-    the weights of OTHER in the order of MODEL (safetensors). OTHER may be narrower.
+    With --weights, --state or --output, the command matches the positions along each axis, such as
+    the channels of a layer. Separately trained networks may store equal channels at different
+    positions, which does not affect their results. The command prints how many positions of each
+    axis move, and the similarity of the weights before and after. --output writes the weights of
+    OTHER in the order of MODEL (safetensors). OTHER may be narrower than MODEL.
     """
     import archgraph
 

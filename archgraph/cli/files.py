@@ -22,14 +22,15 @@ def check(
 ) -> None:
     """Check files for mistakes.
 
-    Checks models, families, experiments and studies. For an experiment, it finds every mistake that
-    a run would report before its first round. Your own data is read; known data sets are not. In a
-    study, every cell is checked as an experiment.
+    Checks models, families, experiments and studies. For an experiment, the command finds every
+    mistake that a run would report before its first round. The command reads your own data, but not
+    the known data sets. For a study (a table of experiments), it checks the experiment of every
+    cell.
 
-    Python code that files name is only run with your consent (--python). Without it, only the form
-    of such files is checked. --set changes settings of a single experiment, as for `run`.
+    Python code that files name is only run with your consent (--python). Without --python, only the
+    form of such files is checked. --set changes settings of a single experiment, as for `run`.
 
-    In a folder, all YAML files are checked. Exit code 2 if any file is invalid.
+    In a folder, all YAML files are checked. The exit code is 2 if any file is invalid.
     """
     from archgraph.language import verdicts
     from archgraph.language.checking import yaml_files
@@ -69,7 +70,7 @@ def schema(
 ) -> None:
     """Print the JSON schema of a kind of file.
 
-    Editors use it to complete and check YAML.
+    Editors use the schema to complete and check YAML.
     """
     import json
 
@@ -87,9 +88,10 @@ def schema(
 def init(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.")],
 ) -> None:
-    """Write the shipped specs into a folder.
+    """Copy the example files into a new folder.
 
-    Models, families, experiments and studies to start from, with a short README.
+    The folder contains models, families, experiments and studies to start from, with a short
+    README.
     """
     from archgraph.demo.start import start
 
@@ -102,11 +104,12 @@ def explain_word(
         str | None, typer.Argument(metavar="NAME", help="E.g. conv, take, local.lr.")
     ] = None,
 ) -> None:
-    """Explain a step, a rewrite, a strategy or a key of a file.
+    """Explain a layer, rewrite, strategy or key of the YAML files.
 
-    Prints a description, options with defaults, and an example. Without NAME, lists all topics;
-    with "steps", "rewrites", "strategies" or "extras", the topics of this group. The documentation
-    has the same on its page "Keys and operators".
+    Prints a description, the options with their defaults, and an example. Without NAME, the command
+    lists all topics. With "steps" (the layers and operators of a model file), "rewrites",
+    "strategies" or "extras", it lists the topics of this group. The page "Keys and operators" of
+    the documentation contains the same information.
     """
     from archgraph.language.help import overview, topic
 
@@ -120,8 +123,8 @@ def strategies(
 ) -> None:
     """List the installed strategies.
 
-    Prints paper and year, supported clients, requirements and presets. `archgraph help NAME`
-    explains a strategy and its options.
+    Prints the paper and year of each strategy, the supported clients, the requirements and the
+    presets. `archgraph help NAME` explains a strategy and its options.
     """
     from archgraph.federation import strategy_table
 

@@ -36,7 +36,7 @@ def trace(
         typer.Option(
             "--input",
             metavar="NAME=N,SIZE,…[:DTYPE]",
-            help="An input of forward with its batch axis, e.g. x=2,3,224,224. Repeatable.",
+            help="Shape of an input of forward, batch axis first, e.g. x=2,3,224,224. Repeatable.",
         ),
     ],
     arg: Annotated[
@@ -46,8 +46,8 @@ def trace(
     strict: Annotated[
         bool,
         typer.Option(
-            help="Refuse a module whose results, gradients or training steps the graph would not "
-            "reproduce; --no-strict only notes the difference."
+            help="Raise an error if the graph does not reproduce the module's results, gradients "
+            "and training steps. With --no-strict, only print a note."
         ),
     ] = True,
     output: OutputFile = None,
@@ -57,8 +57,8 @@ def trace(
 ) -> None:
     """Capture a PyTorch module as a graph.
 
-    Prints the graph, or writes it as YAML (--output). The command runs the callable without asking
-    for further consent.
+    Prints the graph, or writes the graph as YAML (--output). The command imports MODULE and calls
+    CALLABLE, so it runs this Python code even without --python.
     """
     from archgraph.language import load_model, save
 
@@ -101,9 +101,10 @@ def _input(name: str, value: str) -> dict[str, object]:
 
 @command()
 def show(file: ModelOrFamily, choose: Choose = None) -> None:
-    """Show sections and blocks with shapes, parameters and MACs.
+    """Show the layers of a model with shapes, parameters and MACs.
 
-    For a family, shows its models with their sizes; FAMILY:NAME shows one of them.
+    Consecutive blocks, such as residual blocks, form a section (a stage). For a family, the command
+    shows the models with their sizes; FAMILY:NAME shows one model.
     """
     from archgraph.display import summary_table
     from archgraph.engine.address import Address
@@ -122,20 +123,23 @@ def explain(
     name: Annotated[
         str | None,
         typer.Argument(
-            help="An axis, section, block, leaf, role, module or pattern (layer1.*); default: "
-            "everything."
+            help="The part to explain: a module, parameter, buffer, block, section or axis, a role "
+            "(a kind of axes, such as heads), or a pattern (layer1.*); default: the whole model."
         ),
     ] = None,
     choose: Choose = None,
     as_json: AsJson = False,
 ) -> None:
-    """Explain which axes and blocks can change, or why not.
+    """Explain which axes can be resized and which blocks removed, or why not.
 
-    For a family, explains the global model, unless FAMILY:NAME names another one.
+    An axis is a dimension of tensors, such as the channels of a layer; tensors that must have the
+    same size share an axis. An axis that cannot be resized is pinned. The command shows the reason
+    for each pinned axis and how to make the axis resizable, and how much is saved by halving an
+    axis or removing a block. Similar consecutive parts share a row.
 
-    Shows how to unpin a pinned axis, and the savings from halving an axis or skipping a block.
-    Similar consecutive parts share a row. With NAME, lists these parts one by one, and everything
-    that changes with an axis.
+    With NAME, the command lists every matching part in its own row. For an axis, the command also
+    lists the parameters and buffers that are resized with the axis. For a family, the global model
+    is explained; FAMILY:NAME selects another model.
     """
     from archgraph.display import explain as explained
 
@@ -152,23 +156,26 @@ def draw(
     output: OutputFile = None,
     detail: Annotated[
         Literal["section", "block", "node"],
-        typer.Option(help="A box per block, per layer, or per operator."),
+        typer.Option(
+            help="section: draw a box per block; block: draw a box per layer; node: draw a box "
+            "per operator."
+        ),
     ] = "block",
     fold: Annotated[
-        bool, typer.Option(help="Show equal neighbouring blocks once, with a count.")
+        bool, typer.Option(help="Show equal consecutive blocks once, with their number.")
     ] = True,
     width: Annotated[
         str | None,
         typer.Option(
             metavar="LENGTH",
-            help="Width in print (3.3in, 84mm): shows as much detail as is readable at this width.",
+            help="Printed width (3.3in, 84mm). Omits details that are too small to read in print.",
         ),
     ] = None,
-    font: Annotated[str | None, typer.Option(help="An installed font.")] = None,
+    font: Annotated[str | None, typer.Option(help="Name of an installed font.")] = None,
     title: Annotated[
-        str | None, typer.Option(help="Heading, '' for none; default: the model's name.")
+        str | None, typer.Option(help="Heading; '' for no heading; default: the model's name.")
     ] = None,
-    legend: Annotated[bool, typer.Option(help="Explain marks and colours.")] = True,
+    legend: Annotated[bool, typer.Option(help="Add a legend of marks and colours.")] = True,
     form: Annotated[
         Literal["svg", "png", "pdf", "dot"],
         typer.Option("--format", help="Format of the pictures of a family."),
@@ -179,8 +186,8 @@ def draw(
 
     A model is drawn into a file (.svg .png .pdf .dot), a family into a folder. Without --output,
     the DOT text of a model is printed, and a family is drawn into a folder named after it. If
-    --output is a file, only the family's global model is drawn. It shows how many clients update
-    each part, and how much of its weights.
+    --output is a file, only the family's global model is drawn. For each part, this picture shows
+    how many clients train the part, and which share of its weights they train.
     """
     from archgraph.display import coverage, draw_family
     from archgraph.display import draw as drawn
@@ -220,26 +227,29 @@ def view(
         list[str],
         typer.Argument(
             metavar="FILE…",
-            help="Models (YAML, ONNX), families, experiments or run folders; FAMILY:NAME or "
-            "RUN:NAME for one of their models.",
+            help="Models (YAML, ONNX), families, experiments or run folders. FAMILY:NAME or "
+            "RUN:NAME selects one model of a family or run.",
         ),
     ],
     output: OutputFile = None,
-    title: Annotated[str | None, typer.Option(help="Heading; default: the first name.")] = None,
+    title: Annotated[
+        str | None, typer.Option(help="Heading; default: the name of the first FILE.")
+    ] = None,
     importance: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Importance scores saved by `ag.importance`, shown as colours.",
+            help="Importance scores saved by `ag.importance(…).save`; colours show them.",
         ),
     ] = None,
 ) -> None:
     """Write an HTML page to explore architectures in a browser.
 
     The page is one HTML file that opens from disk and loads no other files. Sections, blocks and
-    operators open on a click. Each part shows its shapes, parameters and MACs, and why an axis is
-    pinned; for a family or run, also which clients have which positions. Several models are shown
-    side by side. Without --output, the page is named after the first file.
+    operators open on a click. Each part shows its shapes, parameters and MACs, and why an axis
+    cannot be resized. For a family or run, each part also shows which clients have which positions
+    (indices) along an axis. Several models are shown side by side. Without --output, the page is
+    named after the first file.
     """
     from archgraph.engine.address import Address
     from archgraph.states.importance import Importance

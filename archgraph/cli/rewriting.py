@@ -46,8 +46,8 @@ WeightsFile = Annotated[
     typer.Option(
         "--weights",
         metavar="FILE",
-        help="Also write the new model's weights (safetensors), taken from --state or the model "
-        "file at the positions that are kept.",
+        help="Also write the weights of the new model (safetensors): the part of the weights in "
+        "--state or the model file that the new model keeps.",
     ),
 ]
 
@@ -56,14 +56,20 @@ def _budget(measure: str) -> Any:
     """Return the option for a budget, with the units of its measure."""
     row = MEASURES[measure]
     units = ", ".join(filter(None, row.units))
-    text = f"Budget of {row.text}: a share, 0.5 or 50%, or an amount, {row.example} ({units})."
+    text = f"Budget for {row.text}: a share, 0.5 or 50%, or an amount, {row.example} ({units})."
     return typer.Option(metavar="BUDGET", help=text)
 
 
 def rewrite(
     file: ModelFile,
     output: OutputFile = None,
-    verify: Annotated[bool, typer.Option(help="Also check the law of each rewrite.")] = False,
+    verify: Annotated[
+        bool,
+        typer.Option(
+            help="Also check numerically that each rewrite has the effect that "
+            "`archgraph help NAME` guarantees."
+        ),
+    ] = False,
     details: Annotated[bool, typer.Option("--details", help="Print a line per tensor.")] = False,
     state: StateFile = None,
     weights: WeightsFile = None,
@@ -77,11 +83,12 @@ def rewrite(
     --take 0.5, --take layer1.*=0.5, --take 'sizes={heads: 4}'. `archgraph help NAME` explains a
     rewrite.
 
-    Prints the new model next to the old sizes. --output writes its architecture, which has sizes
-    but not the chosen positions; --weights writes its weights at these positions.
+    Prints the new sizes next to the old sizes. --output writes the new architecture. An
+    architecture has sizes only: if a rewrite chooses positions (indices along an axis, such as the
+    most important channels), --weights writes the weights at these positions.
 
-    For a transformers folder, --output FOLDER writes a new folder with the weights, which are
-    copied from file to file; laws are not checked.
+    For a folder saved by transformers, --output FOLDER writes a new folder. The weights are copied
+    from file to file, and --verify does not check them.
     """
     import archgraph
     from archgraph.language.loading import check_ending
@@ -123,7 +130,7 @@ def _rewrite_folder(
         check_new(output, folder)
     graph, state = load_folder(folder)
     if verify:
-        say("note: laws are not checked: they need weights, which stay in their files")
+        say("note: --verify is ignored: it needs weights, which stay in their files")
     result = rewritten(graph, requested, verify=False, where=_flag)
     _show_rewritten(graph, result, details)
     if output is None:
@@ -169,19 +176,29 @@ def fit(
         typer.Option(metavar="NAME", help="Optimiser of the training step, for --memory."),
     ] = None,
     shape: Annotated[
-        str | None, typer.Option(metavar="SHAPE", help="free, nested or uniform (default: free).")
+        str | None,
+        typer.Option(
+            metavar="SHAPE",
+            help="free: the sizes that use the budget best; nested: a smaller budget selects a "
+            "part of the submodel of a larger budget; uniform: the same share of every width "
+            "(default: free).",
+        ),
     ] = None,
     importance: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Scores saved by `ag.importance`: keep the best positions."
+            metavar="FILE",
+            help="Scores saved by `ag.importance(…).save`: keep the positions (indices along an "
+            "axis) with the best scores instead of the first.",
         ),
     ] = None,
     multiple: Annotated[
-        int | None, typer.Option(help="Make sizes multiples of this (except numbers of heads).")
+        int | None,
+        typer.Option(help="Round sizes to multiples of this number, except numbers of heads."),
     ] = None,
     keep: Annotated[
-        Words, typer.Option(metavar="NAME", help="An axis or a block to keep. Repeatable.")
+        Words,
+        typer.Option(metavar="NAME", help="An axis or block that stays unchanged. Repeatable."),
     ] = None,
     skip: Annotated[
         Words, typer.Option(metavar="BLOCK", help="A block that may be removed. Repeatable.")
@@ -194,10 +211,10 @@ def fit(
     """Find the largest submodel within a budget.
 
     A budget is a share of the whole model (0.5 or 50%) or an amount (10M or 50MB). Several budgets
-    can be combined. Prints the costs of the submodel, and the axes that became narrower. --output
-    writes its architecture, which has sizes but not the positions that --importance chose;
-    --weights writes its weights at these positions. In a family file, use the key `fit` of a
-    client.
+    can be combined. The command prints the costs of the submodel, and the axes that became
+    narrower. --output writes the architecture, which has sizes only: the positions that
+    --importance chose are not part of it. Use --weights to write the weights at these positions. In
+    a family file, use the key `fit` of a client.
     """
     import archgraph
     from archgraph.budgets.report import fit_tables
@@ -272,7 +289,7 @@ def _with_rows() -> Callable[..., None]:
     # typer derives options from the signature. Rewrites of other packages get one, too.
     parameters = [p for p in declared.parameters.values() if p.kind is not p.VAR_KEYWORD]
     for row in rewrite_rows().values():
-        text = f"{row.help} As in a file: {row.example}. Repeatable."
+        text = f"{row.help} Example of VALUE: {row.example}. Repeatable."
         kind = Annotated[Words, typer.Option(_flag(row.name), metavar="VALUE", help=text)]
         keyword = inspect.Parameter.KEYWORD_ONLY
         parameters.append(inspect.Parameter(row.name, keyword, default=None, annotation=kind))

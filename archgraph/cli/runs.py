@@ -42,15 +42,18 @@ app.add_typer(flower, name="flower")
 def run(
     experiment: ExperimentFile,
     out: Annotated[
-        Path | None, typer.Option(help="Run folder; default: that of the file, or runs/NAME.")
+        Path | None,
+        typer.Option(help="Run folder; default: `out` in the experiment file, else runs/NAME."),
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Resume after the last round.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Resume after the last saved round.")
+    ] = False,
     resume_from: Annotated[
         int | None,
         typer.Option(metavar="ROUND", help="Resume after this round; later rounds are removed."),
     ] = None,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the run in the folder.")
+        bool, typer.Option("--overwrite", help="Replace an existing run in the run folder.")
     ] = False,
     data: DataFolder = None,
     workers: Annotated[
@@ -109,14 +112,15 @@ def report(
     folders: RunFolders,
     output: OutputFile = None,
     follow: Annotated[
-        bool, typer.Option("--follow", help="Write it after each round, until the run ends.")
+        bool,
+        typer.Option("--follow", help="Update the report after each round until the run ends."),
     ] = False,
 ) -> None:
     """Write a report of one or more runs.
 
     The report is one HTML file that loads no other files, with a table, curves, architectures and
     settings. Runs that differ only in their seed are shown as one curve with a band. Without
-    --output, it is written to the folder of the first run.
+    --output, the report is written to the folder of the first run.
 
     With --follow, the page reloads itself until the run ends, and then shows the architectures.
     Ctrl-C ends this command; the run continues.
@@ -150,52 +154,69 @@ def study(
         list[Path], typer.Argument(metavar="STUDY...", help="Study files, or folders of them.")
     ],
     size: Annotated[
-        Literal["paper", "small"], typer.Option(help="The published size, or one for two cores.")
+        Literal["paper", "small"],
+        typer.Option(help="paper: the published settings; small: for two CPU cores."),
     ] = "small",
     workers: Annotated[
         int, typer.Option(min=1, metavar="N", help="Number of processes, each with one thread.")
     ] = 1,
-    out: Annotated[Path, typer.Option(help="Folder of runs and tables.")] = Path("runs/studies"),
+    out: Annotated[Path, typer.Option(help="Folder for runs and tables.")] = Path("runs/studies"),
     data: DataFolder = None,
     only_read: Annotated[
         bool, typer.Option("--only-read", help="Only show the tables of finished runs.")
     ] = False,
     only: Annotated[
         Words,
-        typer.Option(metavar="CELL", help="Only run this row, column or 'ROW | COLUMN' (* and ?)."),
+        typer.Option(
+            metavar="CELL",
+            help="Only run this row, column or 'ROW | COLUMN'; * and ? are wildcards. Repeatable.",
+        ),
     ] = None,
     seed: Annotated[
-        list[int] | None, typer.Option(metavar="N", help="Only run this seed of the study.")
+        list[int] | None, typer.Option(metavar="N", help="Only run this seed. Repeatable.")
     ] = None,
     again: Annotated[
         bool,
-        typer.Option("--again", help="Repeat cells recorded with another BITS, torch or numpy."),
+        typer.Option(
+            "--again",
+            help="Repeat runs whose results were recorded with another version of torch, numpy or "
+            "archgraph's computations.",
+        ),
     ] = False,
     check: Annotated[
         bool,
-        typer.Option("--check", help="Run nothing new: repeat round 1 of one cell per row."),
+        typer.Option(
+            "--check",
+            help="Only check reproducibility: repeat the first round of one recorded run per row, "
+            "and compare it with the record.",
+        ),
     ] = False,
     records: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", help="Folder of the records of finished runs; default: OUT/records."
+            metavar="DIR", help="Folder for the records of finished runs; default: OUT/records."
         ),
     ] = None,
 ) -> None:
     """Reproduce published tables of experiments.
 
-    Each cell of a table is an ordinary run for each seed. A finished run is recorded as a line of a
-    file in --records, whose name depends on everything that determines its figures. All tables are
-    computed from these lines, and no study repeats a recorded run, even if its folder was deleted.
-    If the command is stopped, run it again to resume. --only and --seed (both repeatable) select
-    the cells and seeds to run; tables include all finished runs.
+    A study is a table of experiments. For each cell of the table, the command performs one run per
+    seed. It records the results of each finished run as a line of text, in a file in the folder
+    --records. This line also identifies everything that affects the results: the settings, the
+    seed, and the versions of torch, numpy and archgraph's computations. All tables are computed
+    from these records. A recorded run is not repeated, even if its run folder was deleted. If the
+    command was stopped, the same command resumes the study. --only and --seed select the cells and
+    seeds to run; the tables include all finished runs.
 
-    Tables show measured next to published figures, with mean and standard deviation. For the
-    differences that the study names, they show the 95 % interval, p (corrected for their number)
-    and the detectable difference. Tables are printed and written as text, LaTeX and CSV.
+    Tables show the mean and the standard deviation of the measured values, next to the published
+    values.
+    For each difference that the study lists under `compare`, the tables also show the 95 %
+    confidence interval, the p-value (corrected for multiple comparisons) and the smallest
+    difference that this number of seeds can detect. Tables are printed and written as text, LaTeX
+    and CSV.
 
-    Exit code 1 if a run failed, its data set is missing or a first round did not repeat; 2 if no
-    run can start for lack of data sets.
+    The exit code is 1 if a run failed, if a data set is missing, or if --check could not reproduce
+    a first round; 2 if no run could start because all data sets are missing.
     """
     import archgraph
     from archgraph.studies.studies import studies
@@ -240,16 +261,21 @@ def init(
     experiment: ExperimentFile,
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.")],
     own_rows: Annotated[
-        bool, typer.Option("--own-rows", help="Each node has only its client's rows.")
+        bool,
+        typer.Option(
+            "--own-rows",
+            help="For nodes that store only the rows of their own client; by default, every node "
+            "stores the whole data set.",
+        ),
     ] = False,
     data: DataFolder = None,
     settings: Settings = None,
 ) -> None:
     """Write an experiment as a Flower app.
 
-    Writes the project, server, client, the resolved experiment, and a README with the commands that
-    start a SuperLink, its SuperNodes and the run. The extra `flower` is only needed on the machines
-    that run the app.
+    Writes the files pyproject.toml, server_app.py and client_app.py, the experiment with all
+    defaults filled in, and a README with the commands that start a SuperLink, its SuperNodes and
+    the run. The extra `flower` is only needed on the machines that run the app.
     """
     from archgraph.flower.starter import write_app
 
@@ -265,8 +291,8 @@ def demo(
 ) -> None:
     """Show all steps from models to a report, in two minutes.
 
-    Runs FedFA with several architectures of two models, one in YAML and one in plain Python, and
-    draws them.
+    Runs FedFA with several architectures that are derived from two models, one in YAML and one in
+    plain Python. The command also draws the architectures.
     """
     from archgraph.demo import demo as shown
 

@@ -19,20 +19,25 @@ def export(
     output: Annotated[
         Path,
         typer.Option(
-            "-o", "--output", help="Output path: FILE.onnx, .pt2 or .safetensors, or a folder."
+            "-o", "--output", help="File to write (.onnx, .pt2 or .safetensors), or folder."
         ),
     ],
     state: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Weights of the model (safetensors).")
     ] = None,
     beside: Annotated[
-        bool, typer.Option("--beside", help="ONNX: write weights to a second file next to it.")
+        bool,
+        typer.Option("--beside", help="ONNX: store the weights in a second file next to it."),
     ] = False,
     optimize: Annotated[
-        bool, typer.Option("--optimize", help="ONNX: optimise for deployment; weights are renamed.")
+        bool,
+        typer.Option(
+            "--optimize", help="ONNX: optimise the file for deployment; renames the weights."
+        ),
     ] = False,
     verify: Annotated[
-        bool, typer.Option(help="ONNX: compare results in onnxruntime before writing the file.")
+        bool,
+        typer.Option(help="ONNX: compare the results with onnxruntime before writing the file."),
     ] = True,
     data: DataFolder = None,
 ) -> None:
@@ -41,11 +46,12 @@ def export(
     The suffix of --output determines the format: .onnx, .pt2 (torch.export) or .safetensors (only
     weights). Without a suffix, a folder is written, which every command accepts as a model.
 
-    In ONNX, the batch size stays open and weights keep their names, so that every command accepts
-    the file as a model. Weights are taken from --state, the run (RUN:MODEL), the ONNX file, or the
-    Python module. Other model files do not have weights: they are exported with the initial weights
-    of a run with seed 0. A run's model has the running statistics with which it is tested. A
-    .safetensors file can be used for --state and for the key `weights` of an experiment.
+    In an ONNX file, the batch size is variable and the weights keep their names, so that every
+    command accepts the file as a model. The weights are taken from --state, the run (RUN:MODEL),
+    the ONNX file, or the Python module. Other model files do not have weights: such models are
+    exported with the initial weights of a run with seed 0. A model from a run is exported with the
+    running statistics (of batch norm) that its tests use. A .safetensors file can be used for
+    --state and for the key `weights` of an experiment.
     """
     import archgraph
 

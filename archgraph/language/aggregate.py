@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 # Below one half, so that some clients are always left.
 Minority = Annotated[float, Field(ge=0, lt=0.5)]
 Quorum = Annotated[
-    Count, Field(description="number of clients that must cover a value; otherwise it stays")
+    Count,
+    Field(description="number of clients that must train a weight; otherwise the weight stays"),
 ]
 
 
@@ -30,10 +31,12 @@ class KrumOptions(Base):
     """Options of ``krum``."""
 
     malicious: Minority = Field(
-        description="share of a round's clients that may be malicious, rounded down to f clients; "
-        "a round needs 2·f + 3"
+        description="share of a round's clients that may be malicious. The share is rounded "
+        "down to a number f of clients, and a round needs at least 2·f + 3 clients"
     )
-    keep: Count = Field(default=1, description="updates that are averaged; several: multi-Krum")
+    keep: Count = Field(
+        default=1, description="number of updates that are averaged; more than 1: multi-Krum"
+    )
 
 
 class MedianOptions(Base):
@@ -50,7 +53,8 @@ class TrimmedMeanOptions(Base):
     """Options of ``trimmed_mean``."""
 
     share: Minority = Field(
-        description="share of a position's values that is dropped at each end, rounded down"
+        description="share of the clients' values that is dropped at each end; the number of "
+        "dropped values is rounded down"
     )
     quorum: Quorum = 1
 
@@ -103,8 +107,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "clip",
         Clip,
-        "Scale larger updates down to an L2 norm, or to the median of the round's root mean "
-        "squares.",
+        "Scale updates down to a maximum L2 norm, or to the median root mean square of the "
+        "updates in the round.",
         "median",
         "no update is larger than the bound",
         "Sun, Kairouz, Suresh, McMahan: Can You Really Backdoor Federated Learning?, 2019",
@@ -112,7 +116,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "krum",
         KrumChoice,
-        "Choose the updates that are nearest to their neighbours; only these are averaged.",
+        "Average only the updates that are nearest to their neighbours.",
         "{malicious: 0.2, keep: 3}",
         "with at least 2·f + 3 clients that all cover the same, the choice is near a majority; "
         "between clients with little in common the choice is a heuristic",
@@ -121,7 +125,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "median",
         MedianOptions,
-        "Take the median of the clients' values at a position; weights do not count.",
+        "Take the median of the clients' values for each weight; every client counts equally.",
         "{quorum: 3}",
         "where more than half of the clients that cover a position are honest, the result lies "
         "between honest values",
@@ -131,8 +135,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "trimmed_mean",
         TrimmedMeanChoice,
-        "Drop the smallest and largest values of the clients at a position, and take the mean of "
-        "the others; weights do not count.",
+        "Drop the smallest and largest of the clients' values for each weight, and average the "
+        "others; every client counts equally.",
         "0.2",
         "if at most as many clients are malicious as are dropped at each end, the result lies "
         "between honest values",
@@ -163,7 +167,7 @@ else:
 
 
 class AggregateSpec(_Rules):
-    """Limits on the influence of single clients on the mean; rules are applied in this order."""
+    """Rules that limit the influence of single clients, applied in this order."""
 
     @pydantic.model_validator(mode="after")
     def _rules(self) -> AggregateSpec:

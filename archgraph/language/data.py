@@ -31,8 +31,8 @@ DataShares = (
         pydantic.AfterValidator(_at_most_all),
         Field(
             min_length=1,
-            description="kind of client → share of all examples that its clients own in equal "
-            "parts, with all classes in proportion; the others share the rest",
+            description="kind of client → share of all examples that its clients receive in equal "
+            "parts, with all classes in proportion; all other clients share the rest",
         ),
     ]
     | None
@@ -45,49 +45,55 @@ Alpha = Annotated[
 
 
 class IidSpec(Base):
-    """A random order cut into equal shards."""
+    """Shuffle the examples and divide them into equal parts."""
 
-    scheme: Literal["iid"] = Field(default="iid", description="the scheme")
+    scheme: Literal["iid"] = Field(default="iid", description="name of the scheme")
     shares: DataShares = None
 
 
 class DirichletSpec(Base):
-    """Shares of each class drawn from a Dirichlet distribution."""
+    """Divide the examples of each class in shares that a Dirichlet distribution draws."""
 
-    scheme: Literal["dirichlet"] = Field(description="the scheme")
+    scheme: Literal["dirichlet"] = Field(description="name of the scheme")
     alpha: Alpha = 0.5
-    min_size: Count = Field(default=10, description="smallest number of examples of a client")
+    min_size: Count = Field(
+        default=10, description="smallest number of examples that a client may have"
+    )
     balanced: bool = Field(
-        default=False, description="a client that has its equal part does not get more examples"
+        default=False,
+        description="a client that already has its equal share of the examples does not get "
+        "more examples",
     )
     shares: DataShares = None
 
 
 class EqualDirichletSpec(Base):
-    """As many examples for each client, in classes drawn from a Dirichlet distribution."""
+    """Give each client equally many examples, with class shares from a Dirichlet distribution."""
 
-    scheme: Literal["equal_dirichlet"] = Field(description="the scheme")
+    scheme: Literal["equal_dirichlet"] = Field(description="name of the scheme")
     alpha: Alpha = 0.5
     shares: DataShares = None
 
 
 class ClassesSpec(Base):
-    """A fixed number of classes for each client."""
+    """Give each client examples of a fixed number of classes."""
 
-    scheme: Literal["classes"] = Field(description="the scheme")
-    per_client: Count = Field(default=2, description="classes of a client")
+    scheme: Literal["classes"] = Field(description="name of the scheme")
+    per_client: Count = Field(default=2, description="number of classes of each client")
     assignment: Literal["first-deterministic", "deterministic", "random"] = Field(
         default="first-deterministic",
-        description="choice of classes: the first in turn and the others drawn, all in turn, or "
-        "all drawn; examples of a class that no client gets are dropped, with a note",
+        description="how the classes of a client are chosen. first-deterministic: the first "
+        "class in turn and the others at random; deterministic: all classes in turn; random: "
+        "all classes at random. Examples of a class that no client gets are dropped, with a "
+        "note",
     )
     shares: DataShares = None
 
 
 class WholeSpec(Base):
-    """Every example for each client, for models trained side by side on the same data."""
+    """Give each client all examples, to train several models on the same data."""
 
-    scheme: Literal["whole"] = Field(description="the scheme")
+    scheme: Literal["whole"] = Field(description="name of the scheme")
     shares: DataShares = None
 
 
@@ -101,7 +107,7 @@ Located: TypeAlias = Mapping[str, PathKind]
 
 
 class DataSpec(Base):
-    """The data, and which client owns which part of it. One key names the data.
+    """The data, and how it is divided among the clients. One of the keys names the data.
 
     Attributes:
         located: Keys that name a file or folder, relative to the file that contains them.
@@ -110,8 +116,8 @@ class DataSpec(Base):
 
     partition: PartitionSpec | None = Field(
         default=None,
-        description="how the training examples are divided among the clients; default: `iid`, or "
-        "the division that the data brings",
+        description="how the training examples are divided among the clients; default: the "
+        "division that the data defines, else `iid`",
     )
 
     located: ClassVar[Located] = {}
@@ -122,25 +128,30 @@ class NamedData(DataSpec):
     """A well-known data set, read from its published files."""
 
     dataset: str = Field(
-        description="digits, mnist, fashion_mnist, kmnist, cifar10, cifar100, wikitext2; "
-        "multinli, sick; mnli and snli (only their development sets, split again)"
+        description="name of the data set: digits, mnist, fashion_mnist, kmnist, cifar10, "
+        "cifar100, wikitext2; multinli, sick; mnli and snli (only their development sets, "
+        "split again)"
     )
     root: str | None = Field(
-        default=None, description="folder of the files; default: $ARCHGRAPH_DATA"
+        default=None, description="folder that contains the data sets; default: $ARCHGRAPH_DATA"
     )
-    limit: Count | None = Field(default=None, description="maximum examples of each split")
-    bptt: Count = Field(default=64, description="length of a text window, tokens")
+    limit: Count | None = Field(
+        default=None, description="maximum number of examples in each split"
+    )
+    bptt: Count = Field(default=64, description="length of a text window, in tokens")
     length: Count | None = Field(
-        default=None, description="tokens of a pair of sentences, including padding; default: 128"
+        default=None,
+        description="number of tokens of a pair of sentences, including padding; default: 128",
     )
     vocabulary: Count | None = Field(
         default=None,
-        description="largest size of the vocabulary learned from pairs of sentences; default: 8192",
+        description="maximum size of the vocabulary that is learned from pairs of sentences; "
+        "default: 8192",
     )
     tokenizer: str | None = Field(
         default=None,
-        description="a tokenizer, used for pairs of sentences instead of a learned vocabulary: a "
-        "tokenizer.json, or a folder that transformers saved; relative to this file",
+        description="a tokenizer for pairs of sentences, in place of a learned vocabulary: a "
+        "tokenizer.json, or a folder saved by transformers; relative to this file",
     )
 
     located: ClassVar[Located] = {"tokenizer": "file or folder"}
@@ -148,20 +159,21 @@ class NamedData(DataSpec):
 
 
 class PythonData(DataSpec):
-    """Data that your own function returns: training and test set."""
+    """A training and a test set that your own function returns."""
 
     python: CallableName = Field(
         json_schema_extra={"pattern": "^[^:]+:.+$"},
-        description="the function, `package.module:function`; it returns (train, test), each a "
-        "torch dataset or a pair of tensors (inputs, targets), or train by client; or a `Dataset`",
+        description="the function, `package.module:function`. It returns a `Dataset`, or "
+        "(train, test), where each is a torch dataset or a pair of tensors (inputs, targets); "
+        "train may also be a mapping from clients to such data",
     )
     arguments: dict[str, Json] = Field(
-        default={}, alias="with", description="its arguments by name"
+        default={}, alias="with", description="arguments of the function, by name"
     )
     cache: bool = Field(
         default=False,
-        description="read the items of torch datasets once; false: read them again in every pass, "
-        "so that random transforms are drawn again",
+        description="read each item of a torch dataset only once; false: read the items again "
+        "in every pass, so that random transforms are drawn again",
     )
 
 
@@ -254,23 +266,25 @@ def _check_columns(spec: TableData | HuggingFaceData) -> None:
 
 
 class FolderData(DataSpec):
-    """Images in a folder for each class."""
+    """Images in folders, one folder for each class."""
 
     folder: str = Field(
-        description="the folder: CLASS/IMAGE, or train/CLASS/IMAGE and test/CLASS/IMAGE; "
-        "relative to this file"
+        description="the folder, which contains CLASS/IMAGE, or train/CLASS/IMAGE and "
+        "test/CLASS/IMAGE; relative to this file"
     )
     size: tuple[Count, Count] | None = Field(
         default=None,
-        description="height and width to which images are scaled; default: not scaled",
+        description="height and width to which images are scaled; default: images are not scaled",
     )
     colour: bool | None = Field(
-        default=None, description="three channels, or one; default: three if an image has colour"
+        default=None,
+        description="true: three channels; false: one channel; default: three channels if any "
+        "image has colour",
     )
     test: TestShare | None = Field(
         default=None,
-        description="share of the files that is set aside for tests, of every class in proportion "
-        "and the same for every seed; default: the folder test, else 0.2",
+        description="share of the files that is used for tests, the same share of each class, "
+        "and the same files for every seed; default: the folder `test`, else 0.2",
     )
 
     located: ClassVar[Located] = {"folder": "folder"}
@@ -286,23 +300,26 @@ class TableData(DataSpec):
     target: Target = None
     columns: tuple[str, ...] | dict[str, ColumnKind] | None = Field(
         default=None,
-        description="the input columns, or a mapping from columns to their types; default: all "
-        "others. "
-        "A category becomes a column of 0 and 1 for each of its values",
+        description="the input columns, or a mapping from input columns to their types; "
+        "default: all other columns. A category becomes one column of 0 and 1 for each of its "
+        "values",
     )
     text: TextColumns = None
     tokenizer: TokenizerPath = None
     length: TextLength = None
     client: str | None = Field(
-        default=None, description="the column with the owner of a row; its clients come in order"
+        default=None,
+        description="the column that names the owner of each row; owners become clients in "
+        "the order in which they first appear",
     )
     standardise: bool = Field(
         default=True,
-        description="subtract the mean of numbers over the training rows (without those that "
-        "`validation` holds out), and divide by their standard deviation",
+        description="subtract the mean from columns of numbers and divide them by their "
+        "standard deviation, both computed over the training rows without those that "
+        "`validation` holds out",
     )
     separator: Annotated[str, Field(min_length=1, max_length=1)] = Field(
-        default=",", description="separator of the columns of a CSV file"
+        default=",", description="separator between the columns of a CSV file"
     )
     test: TestPart = None
 
@@ -325,19 +342,21 @@ class HuggingFaceData(DataSpec):
     )
     inputs: str | dict[str, str] | None = Field(
         default=None,
-        description="the input column; or several, by the names of the models' inputs",
+        description="the input column; for several inputs, a mapping from the names of the "
+        "model's inputs to columns",
     )
     text: TextColumns = None
     tokenizer: TokenizerPath = None
     length: TextLength = None
     target: Target = None
     client: str | None = Field(
-        default=None, description="the column with the owner of a row; its clients come in order"
+        default=None,
+        description="the column that names the owner of each row; owners become clients in "
+        "the order in which they first appear",
     )
     test: TestShare | None = Field(
         default=None,
-        description="share of the rows that is set aside for tests; default: the split `test`, "
-        "else 0.2",
+        description="share of the rows that is used for tests; default: the split `test`, else 0.2",
     )
 
     located: ClassVar[Located] = {"huggingface": "folder", "tokenizer": "file or folder"}
@@ -352,20 +371,21 @@ class HuggingFaceData(DataSpec):
 
 
 class TextData(DataSpec):
-    """Your own running text, whose next character, word or token is predicted."""
+    """Your own text; models predict its next character, word or token."""
 
-    text: str = Field(description="the file, UTF-8; relative to this file")
+    text: str = Field(description="the text file, in UTF-8; relative to this file")
     by: Literal["character", "word"] | None = Field(
         default=None,
-        description="unit of a token; words are separated by blanks. Default: the tokenizer's, or "
-        "a character",
+        description="unit of a token; words are separated by blanks. Default: the unit of the "
+        "tokenizer, or a character without a tokenizer",
     )
     tokenizer: TokenizerPath = None
-    bptt: Count = Field(default=64, description="length of a text window, tokens")
+    bptt: Count = Field(default=64, description="length of a text window, in tokens")
     test: Annotated[
         TestShare | str | None,
         Field(
-            description="test text: a share, the end of the text, or a separate file; default: 0.1"
+            description="text for tests: a share, which is taken from the end of the text, or a "
+            "separate file; default: 0.1"
         ),
     ] = None
 

@@ -52,13 +52,14 @@ class AttackSpec(Base):
     intensity: Annotated[float, Field(ge=0)] = Field(default=20.0, description="λ of Eq. 1")
     among: Literal["clients", "own"] = Field(
         default="clients",
-        description="clients: the labels of all malicious clients are shuffled among them, as in "
-        "the paper; own: each client's labels are shuffled among its own examples",
+        description="clients: the labels of all malicious clients are shuffled together, as "
+        "in the paper; own: the labels of each malicious client are shuffled separately",
     )
     within: Literal["tiers"] | None = Field(
         default=None,
-        description="tiers: each kind of client has its share of them, so that seeds differ less; "
-        "default: from all clients, as in the paper",
+        description="tiers: the same share of malicious clients is drawn from each kind of "
+        "client, so that seeds differ less; default: malicious clients are drawn from all "
+        "clients, as in the paper",
         examples=["tiers"],
     )
 
@@ -69,30 +70,33 @@ class EvaluateSpec(Base):
     every: Count = Field(default=1, description="rounds between two evaluations")
     after: Annotated[float, Field(gt=0)] | None = Field(
         default=None,
-        description="rounds (≥ 1) or a fraction of all rounds (< 1) before the first evaluation",
+        description="when the first evaluation takes place: after a number of rounds (≥ 1), "
+        "or after a fraction of all rounds (< 1)",
     )
     fine_tune: Annotated[int, Field(ge=1)] | None = Field(
         default=None,
-        description="passes over a client's own data before a model is tested on its classes: all "
-        "of it, every step at the optimiser's rate; `schedule` and `proximal` do not apply",
+        description="number of passes over a client's own data with which a model is "
+        "fine-tuned before it is tested on the client's classes. Fine-tuning uses all data of "
+        "the client and the optimiser's constant learning rate; `schedule` and `proximal` do "
+        "not apply",
     )
     trained: Literal[True] | None = Field(
         default=None,
-        description="true: also each client's model after local training and before aggregation "
-        "(FedFA, §5.2)",
+        description="true: also test each client's model after local training and before "
+        "aggregation (FedFA, §5.2)",
         examples=[True],
     )
     answers: Literal[True] | None = Field(
         default=None,
-        description="true: record which test examples each model classified correctly, so that "
-        "studies can resample them (one class per example)",
+        description="true: record for each test example which models classified it correctly, "
+        "so that studies can resample the examples (only for data with one class per example)",
         examples=[True],
     )
-    batch: Count = Field(default=256, description="examples in a batch of a test")
+    batch: Count = Field(default=256, description="number of examples in a test batch")
     statistics: Count | None = Field(
         default=None,
-        description="number of training examples for static norm statistics, which are computed "
-        "in batches of equal size, at most 256; default: all",
+        description="number of training examples from which static norm statistics are "
+        "computed, in batches of equal size of at most 256; default: all",
     )
 
     def due(self, round: int, rounds: int) -> bool:
@@ -139,8 +143,8 @@ class EngineSpec(Base):
 
     kind: EngineName = Field(
         default="local",
-        description="local: on this machine; flower: in Flower's simulation, which runs on one "
-        "machine or a cluster of Ray",
+        description="local: train all clients on this machine; flower: train them in Flower's "
+        "simulation, on one machine or a cluster of Ray",
     )
     device: str | Annotated[tuple[str, ...], Field(min_length=1)] = Field(
         default="cpu",
@@ -150,19 +154,20 @@ class EngineSpec(Base):
     )
     workers: Count | None = Field(
         default=None,
-        description="single-threaded processes that train clients in parallel; 1: everything in "
-        "one process; default: as many as PyTorch has threads, if clients train for 0.02 s or "
-        "longer; on devices, one per device",
+        description="number of single-threaded processes that train clients in parallel; 1: "
+        "everything runs in one process. Default on CPU: the number of threads that PyTorch "
+        "has, if clients train for 0.02 s or longer; on other devices: one process per device",
         examples=[4],
     )
     deadline: Annotated[float, Field(gt=0)] | None = Field(
         default=None,
-        description="time limit for a client in a round, in seconds; default: no limit",
+        description="time limit for the training of a client in a round, in seconds; default: "
+        "no limit",
         examples=[60.0],
     )
     memory: Annotated[float, Field(gt=0)] | None = Field(
         default=None,
-        description="memory limit for a client's own process, in megabytes; default: no limit",
+        description="memory limit for the process of a client, in megabytes; default: no limit",
         examples=[2000.0],
     )
 
@@ -303,32 +308,37 @@ class ExperimentSpec(FromFile):
 
     archgraph: Version = 1
     name: str = Field(description="name of the run and of its folder")
-    family: str | FamilySpec = Field(description="a file, or a family in place")
-    data: Data = Field(default=DataSpec(), description="the data, and how clients share it")
+    family: str | FamilySpec = Field(description="a family file, or an inline family")
+    data: Data = Field(
+        default=DataSpec(), description="the data, and how it is divided among the clients"
+    )
     task: TaskChoice | None = Field(
         default=None,
-        description="what is learned; default: the class of each example, or the next token",
+        description="the learning task; default: predict the class of each example, or the "
+        "next token",
     )
     weights: WeightsSpec | None = Field(
         default=None,
-        description="a file with the global model's initial weights; default: drawn from the "
-        "seed, or the model's own",
+        description="a file with the global model's initial weights; default: the model's own "
+        "weights, or else weights drawn from the seed",
     )
     strategy: StrategyChoice = Field(
-        description="one strategy, e.g. fedavg, or {fedfa: {percentile: 0.95}}; or your own class "
-        "next to its options, e.g. {python: 'mine:Mine', percentile: 0.95}"
+        description="name of a strategy, e.g. fedavg; a strategy with options, e.g. {fedfa: "
+        "{percentile: 0.95}}; or your own class with its options, e.g. {python: 'mine:Mine', "
+        "percentile: 0.95}"
     )
     rounds: Count = Field(description="number of rounds")
     sample: Share | Count = Field(
-        default=1.0, description="clients per round: a number, or a share with a decimal point"
+        default=1.0,
+        description="number of clients per round, or a share of the clients, with a decimal point",
     )
     also: dict[str, Annotated[tuple[str, ...], Field(min_length=1)]] | None = Field(
         default=None,
         min_length=1,
-        description="tier → further tiers whose models its clients train in addition to their "
-        "own, e.g. "
-        "{strong: [weak]} (RecipFL, §5.1); each gives an update with the weight of the client's "
-        "own; a client is tested only on its own model",
+        description="tier (kind of client) → further tiers whose models its clients train in "
+        "addition to their own, e.g. {strong: [weak]} (RecipFL, §5.1). Each additional model "
+        "gives an update with the weight of the client's own update. A client is tested only "
+        "on its own model",
         examples=[{"strong": ["weak"]}],
     )
     patience: Count = Field(
@@ -336,41 +346,44 @@ class ExperimentSpec(FromFile):
     )
     bound: Annotated[float, Field(ge=1)] | None = Field(
         default=None,
-        description="largest allowed change of a client's weights, as a multiple of the round's "
-        "median; larger updates are refused. The updates of a round are stored on disk until all "
-        "have arrived",
+        description="limit on the change of a client's weights, as a multiple of the median "
+        "change in the round; larger updates are refused. The updates of a round are stored "
+        "on disk until all have arrived",
         examples=[3.0],
     )
     aggregate: Aggregate | None = Field(
-        default=None, description="limits on the influence of single clients on the mean"
+        default=None,
+        description="rules that limit the influence of single clients on the aggregated weights",
     )
     privacy: PrivacySpec | None = Field(
-        default=None, description="differential privacy for whole clients; default: none"
+        default=None, description="client-level differential privacy; default: none"
     )
     validation: ValidationChoice | None = Field(
         default=None,
-        description="held-out training examples for selection; default: none",
+        description="training examples that are held out to select a round; default: none",
     )
     public: Count | NamedData | None = Field(
         default=None,
-        description="examples that every client has in addition to its own (FedMD): a number of "
-        "training examples, taken before `data.partition` divides the others, or another known "
-        "data set of the same form, e.g. {dataset: mnist, limit: 500}; default: none",
+        description="examples that every client has in addition to its own (FedMD). A number: "
+        "so many training examples, which are taken before `data.partition` divides the "
+        "others. Or a known data set of the same form, e.g. {dataset: mnist, limit: 500}. "
+        "Default: none",
         examples=[200],
     )
     local: Local = Field(default=LocalOptions(), description="options of local training")
     server: Server | None = Field(
         default=None,
-        description="an optimiser that follows the clients' mean; default: the mean itself is used",
+        description="an optimiser of the server, which uses the change of the clients' mean "
+        "as its gradient; default: the clients' mean replaces the weights",
         examples=[{"optimiser": "adam", "lr": 0.01}],
     )
-    attack: AttackSpec | None = Field(default=None, description="malicious clients")
+    attack: AttackSpec | None = Field(default=None, description="malicious clients; default: none")
     evaluate: EvaluateSpec = Field(default=EvaluateSpec(), description="settings of evaluation")
     engine: Engine = Field(default=EngineSpec(), description="settings of the engine")
     trackers: tuple[NamedChoice, ...] = Field(
         default=(),
-        description="trackers of every round in addition to metrics.jsonl: console, csv, "
-        "tensorboard; with options, e.g. {csv: {path: figures.csv}}",
+        description="trackers that log every round, in addition to metrics.jsonl: console, "
+        "csv, tensorboard; with options, e.g. {csv: {path: figures.csv}}",
         examples=[["tensorboard"]],
     )
     seed: Natural = Field(default=0, description="seed of all random numbers")

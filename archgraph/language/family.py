@@ -57,19 +57,25 @@ class _Client(Base):
     name: Name = Field(description="name of this kind of client, e.g. for shares of the data")
     count: Count = Field(default=1, description="number of clients of this kind")
     model: ModelSource | None = Field(
-        default=None, description="its own model, aligned to the global one"
+        default=None,
+        description="a model for these clients, whose parts are matched to those of the "
+        "global model; default: the global model",
     )
     choose: dict[str, Natural] | None = Field(
-        default=None, description="choices of the family's model; {}: the written ones"
+        default=None,
+        description="values for `choices` of the family's model; {}: the values that the "
+        "model file sets",
     )
     owners: Annotated[tuple[str, ...], Field(min_length=1)] | None = Field(
         default=None,
-        description="owners in the data, by name, where the data names the owner of each example; "
-        "default: clients in the order of the data",
+        description="names of the owners whose examples these clients have, for data that "
+        "names the owner of each example; default: clients receive the owners in the order of "
+        "the data",
     )
     local: LocalOptions | None = Field(
         default=None,
-        description="keys that replace those of the run's `local` for these clients; default: none",
+        description="options of local training for these clients; each replaces the option of "
+        "the run's `local`; default: none",
         examples=[{"lr": 0.01, "epochs": 1}],
     )
 
@@ -101,24 +107,25 @@ class FamilySpec(FromFile):
     """A global model and the architectures of its clients."""
 
     archgraph: Version = 1
-    name: str = Field(default="", description="for tables and pages")
+    name: str = Field(default="", description="name that tables and pages show")
     model: Literal["join"] | ModelSource | None = Field(
         default=None,
-        description="the global model: a file, or an inline model; join: the least architecture "
-        "that contains every client's model; default: none. With join or none every client has "
-        "its own model",
+        description="the global model: a file, or an inline model. join: the smallest "
+        "architecture that contains every client's model. Default: there is no global model. "
+        "With join, or without a global model, every kind of client needs its own model",
     )
     choose: dict[str, Natural] = Field(
         default={},
-        description="choices of the global model; default of each: the largest that any client "
-        "makes, so that the global model contains all",
+        description="values for `choices` of the global model; default of each: the largest "
+        "value that any client chooses, so that the global model contains all clients",
     )
     change: Rewrites = Field(
         default=Rewrites(),
-        description="rewrites applied first to the global model, also with a client's choices",
+        description="rewrites that are applied to the global model before those of the "
+        "clients, also if a client sets `choose`",
     )
     clients: Annotated[tuple[MemberSpec, ...], Field(min_length=1)] = Field(
-        description="kinds of client, each with an architecture"
+        description="kinds of clients; all clients of a kind have the same architecture"
     )
 
     # Not a field: no file can hold it, and equal families are equal without it.

@@ -50,7 +50,7 @@ def _course(optimiser: LibraryClass, schedule: LibraryClass, rounds: int, steps:
 
 
 class LocalOptions(Base):
-    """Options of local training; for a kind of client, the keys that replace those of the run.
+    """Options of local training, for the run or for one kind of client.
 
     Example:
         >>> halves = {"MultiStepLR": {"milestones": ["$rounds // 2"]}}
@@ -59,18 +59,20 @@ class LocalOptions(Base):
         [0.1, 0.1, 0.01]
     """
 
-    epochs: Count = Field(default=1, description="passes over the local data in one round")
-    batch: Count = Field(default=32, description="examples in a minibatch")
+    epochs: Count = Field(
+        default=1, description="number of passes over the local data in one round"
+    )
+    batch: Count = Field(default=32, description="number of examples in a minibatch")
     accumulate: Annotated[int, Field(ge=2)] | None = Field(
         default=None,
-        description="number of minibatches whose gradients are averaged for one step, weighted by "
-        "their examples; default: 1",
+        description="number of minibatches whose gradients are averaged for one step, "
+        "weighted by their numbers of examples; default: 1",
         examples=[4],
     )
     optimiser: Annotated[LibraryClass, library_class("optimiser"), WRITTEN] | None = Field(
         default=None,
-        description="a class of torch.optim with its arguments; its state is reset in every "
-        "round; default: SGD, with `lr`, `momentum` and `weight_decay`",
+        description="a class of torch.optim with its arguments. The state of the optimiser is "
+        "reset in every round. Default: SGD, with `lr`, `momentum` and `weight_decay`",
         examples=[{"AdamW": {"lr": 0.001, "betas": [0.9, 0.99]}}],
     )
     lr: Annotated[float, Field(gt=0)] | None = Field(
@@ -86,33 +88,38 @@ class LocalOptions(Base):
     )
     schedule: Annotated[LibraryClass, library_class("schedule"), WRITTEN] | None = Field(
         default=None,
-        description="a class of torch.optim.lr_scheduler with its arguments, in which $rounds is "
-        "the number of rounds and $steps the number of steps per round; default: a constant rate",
+        description="a class of torch.optim.lr_scheduler with its arguments, in which $rounds "
+        "is the number of rounds and $steps the number of steps per round; default: the "
+        "learning rate is constant",
         examples=[{"MultiStepLR": {"milestones": ["$rounds * 30 // 100"]}}],
     )
     over: Literal["round", "run"] | None = Field(
         default=None,
-        description="span of a schedule that advances with every step: each round (`round`; if a "
-        "method trains in parts, like head and body in FedRep, each part), or the whole run "
-        "(`run`); default: the whole run, and the rate changes only between rounds",
+        description="span of a schedule that advances with every step. `round`: the schedule "
+        "restarts in each round; if a method trains in parts, like head and body in FedRep, "
+        "it restarts in each part. `run`: one schedule for the whole run. Default: one "
+        "schedule for the whole run, and the learning rate changes only between rounds",
         examples=["round"],
     )
     clip: Annotated[float, Field(gt=0)] | None = Field(
-        default=None, description="largest norm of the gradient; default: no limit"
+        default=None,
+        description="maximum norm of the gradient; larger gradients are scaled down; default: "
+        "no limit",
     )
     fraction: Share = Field(
-        default=1.0, description="share of the local data that is used in a round (FedADP: 0.2)"
+        default=1.0,
+        description="share of the local data that a client uses in a round (FedADP: 0.2)",
     )
     loss: Annotated[LibraryClass, library_class("loss"), WRITTEN] | None = Field(
         default=None,
-        description="a class of torch.nn with its arguments, used as the training loss in place of "
-        "the task's loss; default: the task's loss",
+        description="a class of torch.nn with its arguments, which is used as the training "
+        "loss in place of the task's loss; default: the task's loss",
         examples=[{"CrossEntropyLoss": {"label_smoothing": 0.1}}],
     )
     proximal: Annotated[float, Field(gt=0)] | None = Field(
         default=None,
-        description="μ of FedProx, with any strategy: adds μ/2 · ‖w − w_0‖² to the loss, where w_0 "
-        "are the weights at the start of training in the round; default: not added",
+        description="μ of FedProx, for any strategy: adds μ/2 · ‖w − w_0‖² to the loss, where "
+        "w_0 are the weights at the start of the training in the round; default: no such term",
         examples=[0.01],
     )
     transforms: Annotated[tuple[_Transform, ...], Field(min_length=1)] | None = Field(

@@ -87,22 +87,24 @@ ModelSteps = tuple[Step, ...]
 
 
 class ShortcutSpec(Base):
-    """How a block's input reaches its sum where shapes differ: a 1×1 projection."""
+    """Options of the 1×1 projection of a block's input, which is used where shapes differ."""
 
     source: Name | None = Field(
         default=None,
         alias="from",
-        description="project this value instead of the block's input (pre-activation nets)",
+        description="name of the value to project; default: the input of the block. Networks "
+        "with pre-activation project a later value",
     )
     batch_norm: bool | None = Field(
         default=None,
-        description="batch norm after the projection; default: if the steps end in one",
+        description="add batch norm after the projection; default: true if the steps of the "
+        "block end with batch norm",
     )
-    bias: bool = Field(default=False, description="whether the projection has a bias")
+    bias: bool = Field(default=False, description="add a bias to the projection")
 
 
 class BlockBody(Base):
-    """A list of steps, and what happens to its input."""
+    """A list of steps, and the shortcut that adds their input to their result."""
 
     shortcut: (
         Literal["auto", "projection", "identity", "where_equal", "none"]
@@ -111,23 +113,31 @@ class BlockBody(Base):
         | None
     ) = Field(
         default=None,
-        description="the input is added to the result; where their shapes differ it is projected "
-        "(auto), omitted (where_equal) or an error (identity); projection: always projected",
+        description="how the input of the block is added to its result. If the shapes differ, "
+        "the input is projected (auto), not added (where_equal), or an error is raised "
+        "(identity). projection: the input is always projected. none: the input is never "
+        "added",
     )
-    steps: Annotated[ModelSteps, Field(min_length=1)] = Field(description="one after the other")
-    after: ModelSteps = Field(default=(), description="steps after adding the shortcut")
+    steps: Annotated[ModelSteps, Field(min_length=1)] = Field(
+        description="layers and operators that are applied in this order"
+    )
+    after: ModelSteps = Field(
+        default=(), description="steps that are applied after the shortcut is added"
+    )
 
 
 class BlockSpec(BlockBody):
     """A block with parameters, used by sections and by other blocks."""
 
     params: dict[Name, ParamValue] = Field(
-        default={}, description="name → default; null: each use of the block must set it"
+        default={},
+        description="parameters of the block: name → default; null: there is no default, so "
+        "that each use of the block must set a value",
     )
 
 
 class SectionSpec(Base):
-    """A run of equal blocks, or plain steps.
+    """A section (a stage) of a model: consecutive equal blocks, or a list of steps.
 
     Further keys are parameters of the block.
     """
@@ -135,21 +145,21 @@ class SectionSpec(Base):
     model_config = pydantic.ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, ParamValue]
 
-    name: Name = Field(description="prefix of its parameters' names, and name of its result")
-    block: Name | None = Field(default=None, description="the block that is repeated")
+    name: Name = Field(
+        description="name of the section's result, and prefix of the names of its parameters"
+    )
+    block: Name | None = Field(default=None, description="name of the block that is repeated")
     steps: Annotated[ModelSteps, Field(min_length=1)] | None = Field(
-        default=None, description="plain steps instead of a block"
+        default=None, description="layers and operators, in place of a block"
     )
     depth: CountOr = Field(default=1, description="number of blocks")
-    width: CountOr | None = Field(
-        default=None, description="value of the block's parameter of this name"
-    )
+    width: CountOr | None = Field(default=None, description="value of the block parameter `width`")
     stride: CountOr | None = Field(
         default=None,
-        description="value of the block's parameter of this name, in the first block only",
+        description="value of the block parameter `stride`, only for the first block",
     )
     first: dict[Name, ParamValue] = Field(
-        default={}, description="parameters of the first block only"
+        default={}, description="parameters that only the first block receives"
     )
 
     @pydantic.model_validator(mode="after")
@@ -191,14 +201,14 @@ SizeName = Annotated[str, pydantic.AfterValidator(_size_name)]
 
 
 class OpenSizeSpec(Base):
-    """A size of inputs that stays open."""
+    """A size of inputs that is variable."""
 
     example: Annotated[int, Field(ge=2, le=MAX_SIZE)] = Field(
-        description="value at which the model is traced and its cost is counted"
+        description="size with which the model is traced and its cost is computed"
     )
-    least: Count = Field(default=1, alias="from", description="the least value")
+    least: Count = Field(default=1, alias="from", description="smallest allowed size")
     to: Count | None = Field(
-        default=None, description="the largest value; default: any that the model takes"
+        default=None, description="largest allowed size; default: any size that the model accepts"
     )
 
     @pydantic.model_validator(mode="after")
@@ -222,11 +232,12 @@ class InputSpec(Base):
     """A tensor that forward takes."""
 
     shape: tuple[Count | SizeName, ...] = Field(
-        description="without the batch axis; a name is a size that stays open (see open), and "
-        "'batch' the batch, where it is not the first axis"
+        description="sizes of the axes, without the batch axis. A name stands for a size that "
+        "is variable (see `open`). If the batch is not the first axis, write 'batch' at its "
+        "place"
     )
     dtype: Literal["float32", "float64", "float16", "bfloat16", "int64", "int32", "bool"] = Field(
-        default="float32", description="type of its numbers"
+        default="float32", description="data type of the tensor"
     )
 
 
@@ -255,10 +266,12 @@ class _WithInputs(Base):
     """Inputs, with their open sizes."""
 
     archgraph: Version
-    name: str = Field(default="", description="for tables and pages")
-    inputs: Inputs = Field(description="arguments of forward: name → sizes without the batch")
+    name: str = Field(default="", description="name that tables and pages show")
+    inputs: Inputs = Field(
+        description="arguments of forward: name → sizes of the axes without the batch axis"
+    )
     open: OpenSizes = Field(
-        default={}, description="sizes that stay open, by their names in the inputs"
+        default={}, description="variable sizes, by the names that `inputs` uses"
     )
 
     @pydantic.model_validator(mode="after")
@@ -284,18 +297,23 @@ class _WithInputs(Base):
 
 
 class AuthoredModel(_WithInputs):
-    """An architecture as written by hand."""
+    """An architecture that is written as a list of sections."""
 
-    params: dict[Name, ParamValue] = Field(default={}, description="values that $name stands for")
-    blocks: dict[Name, BlockSpec] = Field(default={}, description="blocks by name")
+    params: dict[Name, ParamValue] = Field(
+        default={}, description="values of the names that this file uses as $name"
+    )
+    blocks: dict[Name, BlockSpec] = Field(default={}, description="definitions of blocks, by name")
     sections: Annotated[tuple[SectionSpec, ...], Field(min_length=1)] = Field(
-        description="one after the other"
+        description="sections (stages) of the model, applied in this order"
     )
     outputs: Name | tuple[Name, ...] | dict[str, Name] | None = Field(
-        default=None, description="names of values; default: the last one"
+        default=None,
+        description="names of the values that the model returns; default: the last value",
     )
     choices: dict[str, Annotated[tuple[Count, ...], Field(min_length=1)]] = Field(
-        default={}, description="'section.key' or a parameter → the values it may take"
+        default={},
+        description="values that users of the model may choose (with --choose or `choose`): "
+        "'section.key' or the name of a parameter → list of allowed values",
     )
 
 
@@ -356,19 +374,20 @@ class PythonValue(Base):
     python: CallableName = Field(description="package.module:callable")
     args: dict[str, Json] = Field(
         default={},
-        description="arguments of the callable; one that a callable returns is written as "
-        "{python: …, args: …}",
+        description="arguments of the callable. To compute an argument with another callable, "
+        "write {python: …, args: …}",
     )
 
 
 class OnnxModel(Base):
-    """An ONNX file with other dimensions than its own."""
+    """An ONNX file, with changed sizes of its dimensions."""
 
     archgraph: Version = 1
-    onnx: str = Field(description="the file")
+    onnx: str = Field(description="the ONNX file")
     sizes: dict[str, Count | Literal["open"]] = Field(
-        description="numbers for dimensions that are open in the file, and `open` for fixed ones: "
-        "by name, batch, or input_axis for unnamed ones",
+        description="sizes of dimensions, by the name of the dimension, `batch`, or "
+        "INPUT_AXIS if the dimension has no name. A number fixes a dimension that is variable "
+        "in the file; `open` makes a fixed dimension variable",
         examples=[{"batch": "open", "length": 128}],
     )
 
@@ -378,15 +397,17 @@ class PythonModel(_WithInputs, PythonValue):
 
     python: CallableName = Field(description="package.module:callable, which returns an nn.Module")
     archgraph: Version = 1
-    seed: Annotated[int, Field(ge=0)] = Field(default=0, description="while it is constructed")
-    train: bool = Field(default=True, description="capture train mode, too")
+    seed: Annotated[int, Field(ge=0)] = Field(
+        default=0, description="random seed during construction of the model"
+    )
+    train: bool = Field(default=True, description="also capture the model in training mode")
     strict: bool = Field(
         default=True,
-        description="refuse a model whose results, gradients or training steps the graph would "
-        "not reproduce; false: only note it",
+        description="raise an error if the graph does not reproduce the module's results, "
+        "gradients and training steps; false: only print a note",
     )
     sections: dict[str, tuple[str, ...]] = Field(
         default={},
-        description="section → its blocks ([]: those of the module of this name); "
-        "default: found by analysis",
+        description="section → list of its blocks; []: the blocks inside the module that has "
+        "the name of the section; default: analysis of the graph finds the sections",
     )

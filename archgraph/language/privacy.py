@@ -17,22 +17,25 @@ class PrivacySpec(Base):
     """
 
     clip: Annotated[float, Field(gt=0)] = Field(
-        description="C: largest L2 norm of a client's update, over all averaged values"
+        description="C: largest allowed L2 norm of a client's update, computed over all "
+        "values that are averaged"
     )
     noise: Annotated[float, Field(ge=0)] = Field(
-        description="σ: standard deviation of the noise on every sum, in units of C; 0: no "
-        "guarantee"
+        description="σ: standard deviation of the noise that is added to every sum, in units "
+        "of C; 0: no noise and no guarantee"
     )
     delta: Annotated[float, Field(gt=0, lt=1)] = Field(
-        description="δ of (ε, δ): well below 1 / number of clients"
+        description="δ of (ε, δ)-differential privacy; choose it well below 1 / number of clients"
     )
     sampling: Literal["fixed", "poisson"] = Field(
         default="fixed",
-        description="`fixed`: a round has exactly the number of clients in `sample`. `poisson`: "
-        "each client is sampled with that probability, which results in a smaller ε",
+        description="`fixed`: every round has exactly `sample` clients. `poisson`: each "
+        "client is sampled independently with probability `sample` / number of clients, which "
+        "results in a smaller ε",
     )
     entropy: Literal["seed", "system"] = Field(
         default="seed",
-        description="source of the noise: the seed of the run, so that it can be repeated (for "
-        "research), or the operating system; the choice of clients always follows from the seed",
+        description="source of the noise. seed: the seed of the run, so that the run can be "
+        "repeated (for research). system: the operating system. The sampling of clients "
+        "always depends on the seed",
     )

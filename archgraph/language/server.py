@@ -32,35 +32,39 @@ class ServerSpec(Base):
     """
 
     optimiser: ServerOptimiser = Field(
-        description="`momentum` (FedAvgM; without momentum a rate alone), or FedAdam, FedYogi, "
-        "FedAdagrad"
+        description="`momentum` (FedAvgM; SGD if `momentum` is 0), `adam`, `yogi` or "
+        "`adagrad` (FedAdam, FedYogi, FedAdagrad)"
     )
     lr: Annotated[float, Field(gt=0)] | None = Field(
         default=None, description="η: server learning rate; default: 1 with momentum, else 0.1"
     )
     momentum: Decay | None = Field(
         default=None,
-        description="β of momentum: share of the last step in this one; default: 0.9",
+        description="β of `momentum`: share of the last step that is added to the next step; "
+        "default: 0.9",
         examples=[0.9],
     )
     beta1: Decay | None = Field(
         default=None,
-        description="β₁ of the others: decay of the first moment; default: 0.9",
+        description="β₁ of FedAdam, FedYogi and FedAdagrad: decay of the first moment; "
+        "default: 0.9",
         examples=[0.9],
     )
     beta2: Decay | None = Field(
         default=None,
-        description="β₂ of Adam and Yogi: decay of the second moment; default: 0.99",
+        description="β₂ of FedAdam and FedYogi: decay of the second moment; default: 0.99",
         examples=[0.99],
     )
     tau: Annotated[float, Field(gt=0)] | None = Field(
         default=None,
-        description="τ of the others: added to the root of the second moment; default: 0.001",
+        description="τ of FedAdam, FedYogi and FedAdagrad: added to the square root of the "
+        "second moment; default: 0.001",
     )
     bias_correction: Literal["none", "flower"] | None = Field(
         default=None,
-        description="`none`: as in the paper, second moments begin at τ². `flower`: as in Flower, "
-        "they begin at 0 and Adam's rate is corrected; default: none",
+        description="`none`: second moments begin at τ², as in the paper. `flower`: second "
+        "moments begin at 0, and the learning rate of FedAdam is corrected for it, as in "
+        "Flower. Default: none",
         examples=["flower"],
     )
 

@@ -24,39 +24,42 @@ class TaskSpec(Base):
 
     kind: Kind | None = Field(
         default=None,
-        description="`classification`: one class for each example. `multilabel`: 0 or 1 for each "
-        "label. `regression`: numbers. `segmentation`: a class for each pixel. `next_token`: the "
-        "next token at each position. Default: the outputs are known only to `objective`",
+        description="`classification`: one class for each example. `multilabel`: 0 or 1 for "
+        "each label. `regression`: numbers. `segmentation`: a class for each pixel. "
+        "`next_token`: the next token at each position of a text. Default: only `objective` "
+        "defines the outputs",
     )
     objective: Annotated[str, Field(pattern=r"^python:[^:]+:[^:]+$")] | None = Field(
         default=None,
-        description="your own loss instead of the task's, `python:package.module:function`: maps "
-        "predictions and targets of a batch to their mean loss or one per example",
+        description="your own loss function in place of the loss of the task, "
+        "`python:package.module:function`. It receives predictions and targets of a batch, "
+        "and returns their mean loss or a loss for each example",
         examples=["python:mine.losses:focal"],
     )
     metrics: tuple[MetricChoice, ...] = Field(
         default=(),
-        description="metrics of tests: names of figures of the task, or classes of torchmetrics "
-        "with their arguments; models are compared by the first",
+        description="metrics of the tests: names of metrics of the task, or classes of "
+        "torchmetrics with their arguments; the first metric is used to compare models",
         examples=[["r2", {"SpearmanCorrCoef": {}}]],
     )
     output: str | int | None = Field(
         default=None,
-        description="the model's output to use, by key or position; default: the only one, or the "
-        "one called logits",
+        description="key or index of the model output to use; default: the only output, or "
+        "the output named logits",
         examples=["logits"],
     )
     auxiliary: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = Field(
         default=None,
-        description="weight of the training loss of each additional prediction of a model "
-        "(GoogLeNet's auxiliary classifiers: 0.3); default: 0, only the main output is trained",
+        description="weight of each additional output of a model in the training loss (0.3 "
+        "for GoogLeNet's auxiliary classifiers); default: 0, so that only the main output is "
+        "trained",
         examples=[0.3],
     )
     standardise: bool = Field(
         default=False,
-        description="for regression: models learn targets minus their mean over the rows that are "
-        "trained on (not those that `validation` holds out), divided by their standard deviation; "
-        "metrics stay in the targets' own units",
+        description="for regression: subtract the mean from the targets and divide them by "
+        "their standard deviation, both computed over the training rows without those that "
+        "`validation` holds out; metrics stay in the original units of the targets",
     )
 
     @pydantic.model_validator(mode="after")

@@ -12,14 +12,16 @@ Part = Annotated[float, Field(gt=0, lt=1)]
 
 
 class ValidationSpec(Base):
-    """Held-out training examples, and selection of a round by them."""
+    """Training examples that are held out to select a round."""
 
     clients: Part = Field(
-        description="share of every client's examples that is held out", examples=[0.1]
+        description="share of the training examples of every client that is held out",
+        examples=[0.1],
     )
     keep: Literal["last", "best"] = Field(
         default="last",
-        description="final model: that of the last round, or of the best round on these examples",
+        description="the final model: last: the model of the last round; best: the model of "
+        "the round with the best metric on the held-out examples",
     )
     patience: Count | None = Field(
         default=None,
@@ -27,12 +29,14 @@ class ValidationSpec(Base):
     )
     metric: str | None = Field(
         default=None,
-        description="metric of the selection; default: the task's first metric",
+        description="metric by which the best round is selected; default: the first metric of "
+        "the task",
         examples=["loss"],
     )
     of: Literal["global", "worst", "local"] = Field(
         default="global",
-        description="figure of the global model, of the worst tier, or the clients' mean",
+        description="the model whose metric is compared: the global model, the worst tier "
+        "(clients with one architecture), or the mean over the clients",
     )
 
     @property

@@ -16,32 +16,32 @@ class WeightsSpec(Base):
     """The file with the global model's initial weights."""
 
     file: _Text = Field(
-        description="safetensors, or tensors by name as `torch.save` writes a `state_dict()`; "
-        "relative to this file"
+        description="a safetensors file, or a file of tensors by name as `torch.save` writes "
+        "a `state_dict()`; relative to this file"
     )
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{8,64}$")] | None = Field(
         default=None,
-        description="prefix of its SHA-256, which is verified; with it, `check` does not need the "
-        "file",
+        description="first digits of the SHA-256 of the file, which are verified; with this "
+        "key, `check` does not need the file",
     )
     published: str = Field(
         default="",
-        description="its download page, for errors",
+        description="page from which the file can be downloaded; errors show it",
         examples=["https://example.org/resnet18.pth"],
     )
     rename: dict[_Text, _Text] = Field(
         default={},
-        description="names of tensors in the file, or prefixes up to a dot → their names in the "
-        "model; `*` stands for any text on both sides",
+        description="mapping from names of tensors in the file, or prefixes of names up to a "
+        "dot, to names in the model; `*` stands for any text on both sides",
     )
     fresh: tuple[_Text, ...] = Field(
         default=(),
-        description="weights of the model that are drawn from the seed, even if the file has "
-        "them: patterns with * and ?",
+        description="weights of the model that are drawn from the seed, even if the file "
+        "contains them: patterns with * and ?",
     )
     unused: tuple[_Text, ...] = Field(
         default=(),
-        description="tensors of the file that the model lacks: patterns with * and ?",
+        description="tensors of the file that the model does not have: patterns with * and ?",
         examples=[["fc.*"]],
     )
 

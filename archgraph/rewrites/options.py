@@ -88,8 +88,9 @@ class SkipOptions(Base):
     blocks: BlockNames = Field(default=(), description="names or patterns of blocks")
     keep: dict[str, Flags] = Field(
         default={},
-        description="section → 1 for each of its blocks to keep, 0 for each to remove, as in "
-        "NeFL's tables; a removed block that changes the shape keeps its projection",
+        description="section → a list with 1 for each block to keep and 0 for each block to "
+        "remove, as in the tables of NeFL. If a removed block changes the shape, its "
+        "projection stays",
         examples=[{"layer2": [1, 0]}],
     )
 
@@ -99,11 +100,13 @@ class NarrowOptions(Base):
 
     shares: ShareChoice = Field(
         default={},
-        description="share of every width to keep, or shares by axis; rounded up",
+        description="share of every width to keep, or a share for each axis; sizes are rounded up",
         examples=[{"layer1.*": 0.5}],
     )
     sizes: dict[str, Count] = Field(
-        default={}, description="number of first positions to keep", examples=[{"heads": 4}]
+        default={},
+        description="number of positions (indices along the axis) to keep, from the first",
+        examples=[{"heads": 4}],
     )
 
 
@@ -112,14 +115,15 @@ class TakeOptions(NarrowOptions):
 
     positions: PositionChoice = Field(
         default={},
-        description="positions to keep, in their new order",
+        description="positions (indices along the axis) to keep, in their new order",
         examples=[{"stem.conv.out": [0, 2, 5]}],
     )
     importance: ScoreChoice | None = Field(
         default=None,
-        description="keep the best positions instead of the first, on axes that shares or sizes "
-        "cut: a file that `ag.importance(…).save` wrote, relative to this file, or scores of "
-        "positions by axis",
+        description="scores of positions (indices along an axis). On axes that `shares` or "
+        "`sizes` cut, the positions with the best scores are kept instead of the first. The "
+        "value is a file that `ag.importance(…).save` wrote, relative to this file, or a list "
+        "of scores for each axis",
         examples=["scores.safetensors"],
     )
 
@@ -129,15 +133,17 @@ class WidenOptions(Base):
 
     factors: FactorChoice = Field(
         default={},
-        description="factor of every width, or factors by axis; rounded up",
+        description="factor for every width, or a factor for each axis; sizes are rounded up",
         examples=[{"layer1.*": 2}],
     )
     sizes: dict[str, Count] = Field(
-        default={}, description="new number of positions", examples=[{"heads": 4}]
+        default={},
+        description="new number of positions (indices along the axis)",
+        examples=[{"heads": 4}],
     )
     positions: PositionChoice = Field(
         default={},
-        description="old position that each new one copies",
+        description="for each new position (index along the axis), the old position that it copies",
         examples=[{"stem.conv.out": [0, 1, 2, 0]}],
     )
 
@@ -148,8 +154,9 @@ class EndsAfter(Base):
     section: str = Field(description="last section or block to keep")
     head: Annotated[Count, OrGraph] | None = Field(
         default=None,
-        description="number of classes: a mean over positions and a linear layer; default: the "
-        "exit that add_exits added there, and those before it",
+        description="number of classes of a new classifier, which consists of a mean over "
+        "positions and a linear layer; default: use the exit that add_exits added after this "
+        "section, and keep the earlier exits",
     )
 
 
@@ -159,14 +166,17 @@ class LoraOptions(Base):
     rank: Count = Field(default=8, description="rank of every adapter")
     where: BlockNames | None = Field(
         default=None,
-        description="names or patterns of layers; default: all that can have an adapter",
+        description="names or patterns of the layers that get an adapter; default: every "
+        "layer that can have one",
         examples=["*.query"],
     )
     alpha: Annotated[float, Field(gt=0)] | None = Field(
-        default=None, description="numerator of the scale; default: the value for a scale of 1"
+        default=None,
+        description="numerator of the scale; default: the value that makes the scale 1",
     )
     scaling: Literal["alpha_over_r", "rsqrt"] = Field(
-        default="alpha_over_r", description="the scale: alpha over rank, or over its square root"
+        default="alpha_over_r",
+        description="scale of the adapters: alpha / rank (alpha_over_r) or alpha / √rank (rsqrt)",
     )
 
 
@@ -174,14 +184,16 @@ class RankOptions(Base):
     """Options of ``rank``."""
 
     size: Count | None = Field(
-        default=None, description="new rank; default: every rank is kept", examples=[4]
+        default=None, description="new rank; default: all ranks stay unchanged", examples=[4]
     )
     alpha: Annotated[float, Field(gt=0)] | None = Field(
         default=None,
-        description="numerator of the client's own scale; default: the model's scale",
+        description="numerator of the scale for this client; default: the scale of the model "
+        "stays unchanged",
     )
     scaling: Literal["alpha_over_r", "rsqrt"] = Field(
-        default="alpha_over_r", description="the scale: alpha over rank, or over its square root"
+        default="alpha_over_r",
+        description="scale of the adapters: alpha / rank (alpha_over_r) or alpha / √rank (rsqrt)",
     )
     allow_nothing: bool = Field(default=False, description="accept a rank that changes nothing")
 
@@ -193,9 +205,13 @@ class FitOptions(Base):
     macs: BudgetValue = Field(
         default=None, description="budget of multiply–accumulates for one example"
     )
-    bytes: BudgetValue = Field(default=None, description="budget of the state's size in bytes")
+    bytes: BudgetValue = Field(
+        default=None, description="budget of the size of weights and buffers, in bytes"
+    )
     activations: BudgetValue = Field(
-        default=None, description="budget of all intermediate results for one example, in bytes"
+        default=None,
+        description="budget of the size of all activations (intermediate results) of one "
+        "example, in bytes",
     )
     memory: BudgetValue = Field(
         default=None, description="budget of the peak memory of a training step, in bytes"
@@ -204,22 +220,31 @@ class FitOptions(Base):
         default=None, description="batch size of the training step, required for memory"
     )
     optimizer: str = Field(
-        default="sgd", description="optimiser of the step: a name in torch.optim, or momentum"
+        default="sgd",
+        description="optimiser of the training step, for memory: the name of a class in "
+        "torch.optim, or momentum",
     )
     shape: Literal["free", "nested", "uniform"] = Field(
         default="free",
-        description="free: use the budget best; nested: of two budgets, one submodel is part of "
-        "the other; uniform: the largest single share of every width",
+        description="free: the sizes that use the budget best; nested: a smaller budget "
+        "selects a part of the submodel of a larger budget; uniform: the same share of every "
+        "width",
     )
     importance: ScoreChoice | None = Field(
         default=None,
-        description="keep the best positions instead of the first: a file that "
-        "`ag.importance(…).save` wrote, relative to this file, or scores of positions by axis",
+        description="scores of positions (indices along an axis). The positions with the best "
+        "scores are kept instead of the first. The value is a file that "
+        "`ag.importance(…).save` wrote, relative to this file, or a list of scores for each "
+        "axis",
         examples=["scores.safetensors"],
     )
-    multiple: Count = Field(default=1, description="round sizes to multiples of it, except heads")
-    keep: BlockNames = Field(default=(), description="axes that are not cut; blocks to keep")
-    skip: BlockNames = Field(default=(), description='blocks that may be skipped; "*": all')
+    multiple: Count = Field(
+        default=1, description="round sizes to multiples of this number, except numbers of heads"
+    )
+    keep: BlockNames = Field(
+        default=(), description="axes that stay unchanged, and blocks that are not removed"
+    )
+    skip: BlockNames = Field(default=(), description='blocks that may be removed; "*": all blocks')
     like: bool = Field(
         default=False,
         description="choose only sizes that the model's class supports, so that transformers or "

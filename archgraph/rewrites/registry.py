@@ -116,42 +116,42 @@ SHIPPED: tuple[RewriteRow, ...] = (
     ),
     RewriteRow(
         "shorten", "archgraph.rewrites.shorten:shorten", "NumberBySection",
-        "Keep a section's first blocks.",
+        "Keep only the first blocks of a section.",
         "{layer2: 1}", "equals the original with the other branches at zero",
     ),
     RewriteRow(
         "graft", "archgraph.rewrites.graft:graft", "OrderBySection",
-        "Lengthen a section by copies of its last block, or of blocks in a given order.",
+        "Lengthen a section by copies of its last block, or by blocks copied in a given order.",
         "{layer2: 4}", "skipping the copies restores the graph",
     ),
     RewriteRow(
         "deepen", "archgraph.rewrites.deepen:deepen", "NumberBySection",
-        "Lengthen a section by blocks that start as the identity.",
+        "Lengthen a section by new blocks that compute the identity at first.",
         "{layer2: 4}", "same function",
     ),
     RewriteRow(
         "ends_after", "archgraph.rewrites.ends_after:ends_after", "EndsAfter",
-        "End the network after a section, with a new classifier or the exit there.",
+        "End the network after a section, with a new classifier or an existing early exit.",
         "{section: layer1, head: 10}", "equals the classifier on that section's result",
     ),
     RewriteRow(
         "fit", "archgraph.budgets.fit:fit", "FitOptions",
-        "Keep the submodel for a budget of parameters, multiply–accumulates, bytes or memory.",
+        "Shrink the model to a budget of parameters, multiply–accumulates, bytes or memory.",
         "{macs: 0.5}", "never above the budget; the laws of take and skip",
     ),
     RewriteRow(
         "take", "archgraph.rewrites.take:take", "Take",
-        "Keep part of some axes: a share, a number of positions, or chosen positions.",
+        "Keep some of the positions (indices) along axes: a share, a number or a list.",
         "0.5", "mask ≡ take: equals the original with all other positions masked to zero",
     ),
     RewriteRow(
         "narrow", "archgraph.rewrites.narrow:narrow", "Narrow",
-        "Keep the first positions of axes and fold the removed ones into them.",
+        "Keep the first positions (indices) along axes; add the removed weights to the kept ones.",
         "0.5", "the graph of take; sums over the axes keep their total",
     ),
     RewriteRow(
         "widen", "archgraph.rewrites.widen:widen", "Widen",
-        "Widen axes by copying positions.",
+        "Widen axes by copying positions (indices along an axis, such as channels).",
         "1.5", "same function",
     ),
     RewriteRow(
@@ -161,22 +161,23 @@ SHIPPED: tuple[RewriteRow, ...] = (
     ),
     RewriteRow(
         "add_adapters", "archgraph.rewrites.adapters:add_adapters", "Count",
-        "Add an adapter of a given width, which starts at zero, to every residual branch.",
+        "Add an adapter, which outputs zero at first, to every residual branch.",
         "8", "same function",
     ),
     RewriteRow(
         "add_lora", "archgraph.rewrites.lora:add_lora", "Lora",
-        "Add low-rank adapters, which start at zero, to linear maps and convolutions.",
+        "Add low-rank adapters, which output zero at first, to linear layers and convolutions.",
         "8", "same function",
     ),
     RewriteRow(
         "rank", "archgraph.rewrites.lora:rank", "Rank",
-        "Keep the first positions of the rank of every low-rank adapter.",
+        "Reduce the rank of every low-rank adapter, keeping its first components.",
         "4", "mask ≡ take, at the model's own scale unless alpha is set",
     ),
     RewriteRow(
         "add_exits", "archgraph.rewrites.exits:add_exits", "HeadBySection",
-        "Add classifiers after sections or blocks, each by its number of classes or its steps.",
+        "Add early-exit classifiers after sections or blocks, each with "
+        "a number of classes or a list of layers.",
         "{layer1: 10}", "main output unchanged",
     ),
     RewriteRow(

@@ -44,32 +44,35 @@ _Text = Annotated[str, Field(min_length=1)]
 
 
 class StudyFigure(Base):
-    """A figure of a cell's run."""
+    """A value that the table shows for each cell: a metric of the cell's runs."""
 
     measure: _Text = Field(
-        description="a figure of `archgraph compare`: worst_accuracy, average_accuracy, "
-        "global_accuracy, validation_global_accuracy, local_accuracy (each client on its own "
-        "classes), local_matched (on its mixture of them), worst_tenth_matched (the worst tenth "
-        "of the clients), global_perplexity, seconds, "
-        "tier.NAME.matched, clients.PATTERN.accuracy (tested models that match, weighted by their "
-        "clients), models.PATTERN.accuracy (each once), …; reach.TARGET.MEASURE: T·E until the "
-        "first test that reaches a share; a run that never reaches it counts all of its T·E and "
-        "is marked; {name}: the cell's value"
+        description="name of a metric, as in the columns of `archgraph compare`: "
+        "worst_accuracy, average_accuracy, global_accuracy, validation_global_accuracy, "
+        "local_accuracy (each client is tested on its own classes), local_matched (each "
+        "client is tested with its own class shares), worst_tenth_matched (mean over the "
+        "worst tenth of the clients), global_perplexity, seconds, tier.NAME.matched, "
+        "clients.PATTERN.accuracy (mean over the tested models that match, weighted by their "
+        "numbers of clients), models.PATTERN.accuracy (unweighted mean over these models), …. "
+        "reach.TARGET.MEASURE: the work T·E (rounds times local epochs) until MEASURE "
+        "first reaches TARGET; a run that never reaches it counts all of its T·E and is "
+        "marked. {name} stands for the cell's value of this name"
     )
     last: Annotated[float, Field(gt=0)] | None = Field(
         default=None,
-        description="averaged over the tests of the last rounds: a fraction (< 1) of all, or a "
-        "number; default: the last test",
+        description="average over the tests of the last rounds: a fraction of all rounds (< "
+        "1), or a number of rounds; default: only the last test",
     )
     within: Annotated[float, Field(gt=0)] | None = Field(
         default=None,
-        description="counts tests only until this many multiply–accumulates were executed, "
-        "forward and backward, in all clients' training, to compare at equal cost; default: all",
+        description="use only tests up to this number of multiply–accumulates, counted "
+        "forward and backward over the training of all clients, to compare methods at equal "
+        "cost; default: all tests",
     )
     unit: Annotated[float, Field(gt=0)] = Field(
-        default=1.0, description="unit of the paper, e.g. 1e12"
+        default=1.0, description="unit of the values in the paper, e.g. 1e12"
     )
-    digits: Natural = Field(default=2, description="digits after the decimal point")
+    digits: Natural = Field(default=2, description="number of digits after the decimal point")
 
     @property
     def target(self) -> tuple[float, str] | None:
@@ -84,56 +87,69 @@ class StudyFigure(Base):
 
 
 class StudySize(Base):
-    """The changes of a size."""
+    """Changes of the experiments for one size of the study."""
 
-    about: str = Field(default="", description="differences from the paper")
-    experiment: _Changes = Field(default={}, description="changes in every cell")
-    rows: dict[str, _Changes] = Field(default={}, description="changes in a row")
+    about: str = Field(default="", description="how this size differs from the paper")
+    experiment: _Changes = Field(default={}, description="changes of the experiment in every cell")
+    rows: dict[str, _Changes] = Field(
+        default={}, description="row → changes of the experiment in its cells"
+    )
     columns: dict[str, _Changes] = Field(
-        default={}, description="changes in columns with this name, or this part of a name"
+        default={},
+        description="column, or part of the name of a column → changes of the experiment in "
+        "its cells",
     )
     seeds: Annotated[tuple[Natural, ...], Field(min_length=1)] = Field(
-        default=(0,), description="seeds, with a run of every cell for each"
+        default=(0,), description="seeds; each cell has one run per seed"
     )
-    leave_out: tuple[_Text, ...] = Field(default=(), description="additional cells to omit")
+    leave_out: tuple[_Text, ...] = Field(
+        default=(), description="additional cells that this size omits"
+    )
 
 
 class StudySpec(FromFile):
-    """A table: the changes of its rows and columns in one experiment, and comparisons."""
+    """A table of experiments: one experiment, and its changes in each row and column."""
 
     archgraph: Version = 1
-    study: _Text = Field(description="paper and table, e.g. RecipFL, Table 3")
+    study: _Text = Field(
+        description="paper and table that the study reproduces, e.g. RecipFL, Table 3"
+    )
     about: str = Field(default="", description="notes for readers of the table")
-    experiment: _Changes = Field(description="keys of an experiment that all cells share")
+    experiment: _Changes = Field(description="keys of the experiment that all cells share")
     rows: Annotated[dict[str, _Changes], Field(min_length=1)] = Field(
-        description="what each row changes in the experiment; {trivial: NAME}: what a model "
-        f"without hidden layers reaches on its examples, one of {', '.join(TRIVIAL)}"
+        description="row → changes of the experiment. {trivial: NAME}: the row shows the results "
+        f"of a model without hidden layers, one of {', '.join(TRIVIAL)}"
     )
     columns: dict[str, _Changes] | tuple[dict[str, _Changes], ...] = Field(
         default_factory=lambda: {"": _Changes()},
-        description="changes of each column; several mappings: every combination, the last one "
-        "fastest, named `a, b`",
+        description="column → changes of the experiment. With several mappings, every "
+        "combination of their entries is a column, which is named `a, b`; the entries of the "
+        "last mapping vary fastest",
     )
     figures: Annotated[dict[str, StudyFigure | _Text], Field(min_length=1)] = Field(
-        description="figure of a cell: the name of a measure, or one with options"
+        description="values that the table shows for each cell: name → the name of a metric, "
+        "or a metric with options"
     )
     published: dict[str, tuple[float | None, ...]] = Field(
         default={},
-        description="by row, a number as printed for each column and figure, figures fastest; "
-        "null: not printed; a line of the table below the measured one",
+        description="row → the published numbers, one for each column and value of `figures`, "
+        "where the values vary fastest; null: the paper does not print the number. The table "
+        "shows them below the measured values",
     )
     compare: tuple[Annotated[tuple[_Text, ...], Field(min_length=2, max_length=2)], ...] = Field(
         default=(),
-        description="pairs of rows, or of parts of columns' names: the difference between both "
-        "under the same seeds, with its interval, in every column, or row",
+        description="pairs of rows, or of parts of the names of columns. For each pair, the "
+        "table shows the difference under the same seeds with its confidence interval, in "
+        "every column or row",
     )
     leave_out: tuple[_Text, ...] = Field(
         default=(),
-        description="cells to omit: a row, a column, a part of columns' names, or "
-        "`row | column`, with * and ?",
+        description="cells that the study omits: a row, a column, a part of the names of "
+        "columns, or `row | column`; * and ? are wildcards",
     )
     sizes: dict[StudySizeName, StudySize] = Field(
-        default={"paper": StudySize()}, description="paper: as published; small: for two cores"
+        default={"paper": StudySize()},
+        description="sizes of the study. paper: the published settings; small: for two CPU cores",
     )
 
     @property

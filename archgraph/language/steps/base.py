@@ -95,10 +95,12 @@ class StepOptions(Base):
     """Options of every step."""
 
     source: Name | tuple[Name, ...] | None = Field(
-        default=None, alias="from", description="name of the input; default: the last value"
+        default=None,
+        alias="from",
+        description="name of the input; default: the result of the previous step",
     )
-    label: Name | None = Field(default=None, alias="as", description="name for its result")
-    name: Name | None = Field(default=None, description="its prefix in the state's keys")
+    label: Name | None = Field(default=None, alias="as", description="name of the result")
+    name: Name | None = Field(default=None, description="prefix of the names of the step's weights")
 
 
 AxisMeaning = Literal["", "maps", "same", "last"]

@@ -128,7 +128,7 @@ for _name, _sentence in _ACTIVATIONS.items():
 derive(
     "relu6",
     "aten.hardtanh",
-    "Numbers are clipped to 0 … 6.",
+    "Clip numbers to the range from 0 to 6.",
     stem="hardtanh",
     fixed={"min_val": 0.0, "max_val": 6.0},
 )
@@ -182,7 +182,7 @@ derive(
 derive(
     "flatten",
     "aten.flatten.using_ints",
-    "Adjacent axes become one.",
+    "Merge adjacent axes into one axis.",
     "flatten: {start: 2}",
     axes="",
     start=SchemaOption("the first of the axes", "start_dim", 1),
@@ -191,36 +191,36 @@ derive(
 derive(
     "permute",
     "aten.permute",
-    "Axes in another order, the batch axis 0 included.",
+    "Reorder the axes, including the batch axis 0.",
     "permute: [0, 2, 3, 1]",
     axes="",
     main="dims",
-    dims=SchemaOption("the input's axis for each axis of the result"),
+    dims=SchemaOption("for each axis of the result, the axis of the input"),
 )
 derive(
     "mean",
     "aten.mean.dim",
-    "The mean over one or several axes.",
+    "Take the mean over one or several axes.",
     "mean: {dim: 1, keep: true}",
     axes="",
     main="dim",
     dim=SchemaOption("the axes", type=AxisNumber | tuple[AxisNumber, ...], default=...),
-    keep=SchemaOption("whether the axes stay, with size 1", "keepdim"),
+    keep=SchemaOption("keep these axes with size 1", "keepdim"),
 )
 derive(
     "select",
     "aten.select.int",
-    "One position of an axis, which disappears.",
+    "Take one index along an axis, and remove the axis.",
     "select: {dim: 1, index: 0}",
     axes="",
     main="index",
     dim=SchemaOption("the axis", default=1),
-    index=SchemaOption("the position; negative: from the end", default=0),
+    index=SchemaOption("index along the axis; a negative index counts from the end", default=0),
 )
 derive(
     "split",
     "aten.split_with_sizes",
-    "A value is cut along an axis into several, from which `get` picks.",
+    "Split a value along an axis into several values; `get` takes one of them.",
     "split: {sizes: [2, 3], as: parts}",
     main="sizes",
     sizes=SchemaOption("size of each part", "split_sizes", type=tuple[Count, ...]),

@@ -21,9 +21,9 @@ def _batch_norm(
     momentum: Annotated[
         float, Field(gt=0, le=1), "share of a new batch in the running statistics"
     ] = 0.1,
-    affine: Annotated[bool, "a learned factor and summand per channel"] = True,
+    affine: Annotated[bool, "learn a factor and a bias for each channel"] = True,
 ) -> Ref:
-    """Scale each channel (axis 1) to mean 0, variance 1 over the batch; running ones in eval."""
+    """Scale each channel (axis 1) to mean 0, variance 1; eval mode uses running statistics."""
     channels = site.size(x, 1)
     weight = site.parameter("weight", (channels,)) if affine else None
     bias = site.parameter("bias", (channels,)) if affine else None
@@ -70,7 +70,10 @@ def _group_norm(
 
 @add_step("layer_norm", "norm", example="layer_norm", axes="last")
 def _layer_norm(
-    site: Site, x: Ref, axes: Annotated[Count, "how many of the last axes"] = 1, eps: Epsilon = 1e-5
+    site: Site,
+    x: Ref,
+    axes: Annotated[Count, "number of last axes to normalise over"] = 1,
+    eps: Epsilon = 1e-5,
 ) -> Ref:
     """Scale the numbers along the last axes to mean 0 and variance 1."""
     shape = tuple(site.size(x, -i) for i in range(axes, 0, -1))

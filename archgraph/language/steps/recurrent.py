@@ -17,15 +17,18 @@ from archgraph.language.steps.base import Site, add_step, shape_text
 
 Hidden = Annotated[Count, "units of each layer and direction"]
 Layers = Annotated[Count, "stacked layers"]
-Bidirectional = Annotated[bool, "a second layer runs from the end; both results are concatenated"]
+Bidirectional = Annotated[
+    bool, "add a second layer that runs from the end, and concatenate both results"
+]
 Dropout = Annotated[
     float,
     Field(ge=0, lt=1),
     "probability with which a number between layers is dropped in training",
 ]
-GateBias = Annotated[bool, "learned summands of the gates"]
+GateBias = Annotated[bool, "learn a bias for each gate"]
 Returns = Annotated[
-    Literal["sequence", "last"], "the hidden state at every position, or each direction's last one"
+    Literal["sequence", "last"],
+    "sequence: the hidden state at every position; last: the last one of each direction",
 ]
 
 
@@ -49,7 +52,7 @@ def _lstm(
     layers: Layers = 1,
     bidirectional: Bidirectional = False,
     projection: Annotated[
-        Count | None, "outputs of a linear map of the hidden state, fewer than its units"
+        Count | None, "number of outputs of a linear layer on the hidden state, less than hidden"
     ] = None,
     dropout: Dropout = 0.0,
     bias: GateBias = True,
@@ -86,7 +89,9 @@ def _rnn(
     hidden: Hidden,
     layers: Layers = 1,
     bidirectional: Bidirectional = False,
-    activation: Annotated[Literal["tanh", "relu"], "of the hidden state"] = "tanh",
+    activation: Annotated[
+        Literal["tanh", "relu"], "activation function of the hidden state"
+    ] = "tanh",
     dropout: Dropout = 0.0,
     bias: GateBias = True,
     returns: Returns = "sequence",

@@ -35,7 +35,9 @@ def _transpose(
 
 
 @add_step("get", main="index", example="get: {index: 1, from: parts}", axes="same")
-def _get(site: Site, x: Ref, index: Annotated[Natural, "which of the results, from 0"]) -> Ref:
+def _get(
+    site: Site, x: Ref, index: Annotated[Natural, "index of the result, counted from 0"]
+) -> Ref:
     """Take one of the values of a step such as split."""
     return site.call("getitem", source=x, index=index)
 

@@ -28,7 +28,7 @@ def _linear(
     site: Site,
     x: Ref,
     out: Annotated[Count, "output features"],
-    bias: Annotated[bool, "a learned summand for each output feature"] = True,
+    bias: Annotated[bool, "learn a bias for each output feature"] = True,
 ) -> Ref:
     """Apply a linear map to the last axis."""
     return _linear_map(site, x, out, bias)
@@ -41,7 +41,7 @@ def _embedding(
     count: Annotated[Count, "size of the vocabulary"],
     width: Annotated[Count, "features of a vector"],
 ) -> Ref:
-    """Look up a learned vector for each token, an integer: one more axis at the end."""
+    """Look up a learned vector for each token (an integer); adds an axis at the end."""
     weight = site.parameter("weight", (count, width))
     return site.call("aten.embedding", weight=weight, indices=x)
 
@@ -91,17 +91,19 @@ def _attention(
     heads: Annotated[Count, "number of heads"],
     head_width: Annotated[Count | None, "default: features / heads"] = None,
     out: Annotated[Count | None, "output features; default: as the input"] = None,
-    context: Annotated[Name | None, "keys and values come from this value"] = None,
-    fused: Annotated[bool, "one linear map for query, key and value"] = False,
-    causal: Annotated[bool, "no position sees a later one"] = False,
+    context: Annotated[
+        Name | None, "name of the value from which keys and values are computed"
+    ] = None,
+    fused: Annotated[bool, "use one linear layer for query, key and value"] = False,
+    causal: Annotated[bool, "each token attends only to itself and earlier tokens"] = False,
     dropout: Annotated[
         float,
         Field(ge=0, lt=1),
         "probability with which an attention weight is dropped in training",
     ] = 0.0,
-    bias: Annotated[bool, "of the linear maps"] = True,
+    bias: Annotated[bool, "learn biases in the linear layers"] = True,
 ) -> Ref:
-    """Apply multi-head attention over [batch, position, feature], with its four linear maps."""
+    """Apply multi-head attention over [batch, position, feature], with its four linear layers."""
     if len(site.shape(x)) != 3:
         actual = shape_text(site.shape(x))
         raise Mistake("has the wrong shape", found=actual, expected="[batch, position, feature]")

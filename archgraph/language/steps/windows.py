@@ -15,9 +15,11 @@ Stride = Annotated[CountOrPair, "distance between windows"]
 AroundInput = Annotated[
     Padding, "zeros around the input; same: size / stride, rounded up; valid: 0; or sizes"
 ]
-Dilation = Annotated[CountOrPair, "distance between the positions of a window"]
-Groups = Annotated[Count, "groups of channels that do not mix"]
-Bias = Annotated[bool | Literal["auto"], "auto: unless a batch norm is in the same list of steps"]
+Dilation = Annotated[CountOrPair, "distance between the elements of a window"]
+Groups = Annotated[Count, "number of groups of channels; each group is convolved separately"]
+Bias = Annotated[
+    bool | Literal["auto"], "learn a bias; auto: only if no batch norm is in the same list of steps"
+]
 
 
 class Window(NamedTuple):
@@ -133,13 +135,13 @@ def _convolution(name: str, ranks: Sequence[int], sentence: str, example: str) -
 _convolution(
     "conv",
     (2, 3),
-    "A convolution of images or volumes: [batch, channel, size, size] or one size more.",
+    "Convolve images [batch, channel, size, size], or volumes with one more size.",
     "conv: {out: 64, kernel: 3, stride: 2}",
 )
 _convolution(
     "conv1d",
     (1,),
-    "A convolution of signals: [batch, channel, size].",
+    "Convolve signals [batch, channel, size].",
     "conv1d: {out: 64, kernel: 3}",
 )
 
@@ -185,13 +187,13 @@ def _pool(kind: str, sentence: str) -> None:
     add_step(f"{kind}_pool", "pool", "kernel", example=example, axes="maps")(emit)
 
 
-_pool("max", "The largest number of each window.")
-_pool("avg", "The mean of each window.")
+_pool("max", "Take the largest number of each window.")
+_pool("avg", "Take the mean of each window.")
 
 
 @add_step("global_avg_pool", "pool", example="global_avg_pool", axes="maps")
 def _global_avg_pool(site: Site, x: Ref) -> Ref:
-    """Take the mean over all positions of each channel; every spatial axis gets size 1."""
+    """Take the mean over all spatial positions of each channel; every spatial axis gets size 1."""
     axes = _spatial(site, x, (1, 2, 3))
     return site.call(f"aten.adaptive_avg_pool{axes}d", self=x, output_size=(1,) * axes)
 
