@@ -54,7 +54,7 @@ class FedADP(fl.Averaging, fl.Masking):
         redraw: Draw new copies in every round instead of once per architecture.
         approximate: If a client's model cannot be grown without changing its function, widen it
             anyway, and take blocks that cannot start as the identity from the old global model. If
-            off, such a family is refused.
+            off, such a family raises an error.
 
     Example:
         >>> FedADP(narrow="net2net").norm

@@ -49,9 +49,9 @@ class FedIN(fl.Weighted):
         before: Section or block that begins the classifier. Default: the last block that holds
             parameters, with the pooling before it.
         step: How intermediate layers follow both losses. ``sum``: Eq. 16. ``projection``: Eq. 15.
-            ``sequential``: local training, then IN training, blind to each other (Fig. 7a).
+            ``sequential``: local training, then IN training on its own loss only (Fig. 7a).
         multiplier: λ of Eq. 16.
-        aggregate: Average extractors and classifiers; if off, clients keep theirs (Fig. 7b).
+        aggregate: Average extractors and classifiers; if off, both stay with the client (Fig. 7b).
         in_training: Exchange features and train on them; if off, only local training is done
             (Fig. 7c).
         upload: Number of pairs of features that a client sends each round, its latest pairs.

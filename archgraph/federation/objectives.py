@@ -29,8 +29,8 @@ class TaskLoss:
     """The loss of the experiment's task: cross-entropy, squared error, ... or the user's own.
 
     Attributes:
-        mask_absent: Set the logits of classes that the client has no example of to 0 before the
-            loss (HeteroFL §3.3, FedFA §5.1), so that training does not push them down. Tasks
+        mask_absent: Set to 0 the logits of classes that do not occur in the client's data, before
+            the loss (HeteroFL §3.3, FedFA §5.1), so that training does not push them down. Tasks
             without classes ignore it.
         predict: Selects the model's output. Default: the task's.
     """

@@ -53,7 +53,7 @@ class Masking(Strategy):
     """Options of a method whose clients may lack classes.
 
     Attributes:
-        mask_absent: Set the logits of classes that a client lacks to 0 in training.
+        mask_absent: In training, set to 0 the logits of classes that a client's data lacks.
     """
 
     mask_absent: bool = False

@@ -116,10 +116,11 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "krum",
         KrumChoice,
-        "Average only the updates that are nearest to their neighbours.",
+        "Select the updates that are nearest to their neighbours; only these are averaged.",
         "{malicious: 0.2, keep: 3}",
-        "with at least 2·f + 3 clients that all cover the same, the choice is near a majority; "
-        "between clients with little in common the choice is a heuristic",
+        "with at least 2·f + 3 clients that all cover the same weights, f of them malicious, the "
+        "selected updates are near the majority; if clients share few weights, the selection is "
+        "a heuristic",
         "Blanchard, El Mhamdi, Guerraoui, Stainer: Machine Learning with Adversaries, NeurIPS 2017",
     ),
     Rule(
