@@ -120,7 +120,7 @@ def written(node: fx.Node) -> fx.Node | None:
 
 @functools.cache
 def operator_name(target: torch._ops.OpOverload) -> str:
-    """Return a graph's name for an operator; ``unsqueeze_`` changes no value: ``unsqueeze``."""
+    """Return the name that graphs use for an operator, e.g. ``unsqueeze`` for ``unsqueeze_``."""
     op = op_name(target)
     if torch.Tag.inplace_view not in target.tags:
         return op

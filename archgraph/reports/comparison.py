@@ -157,10 +157,10 @@ class Comparison:
 
     @property
     def differences(self) -> dict[str, tuple[str, ...]]:
-        """Settings in which the groups differ, with a text for each group.
+        """Maps each setting in which the groups differ to its value in each group, as text.
 
-        A setting that is at its default in every group that has it is omitted: it follows from
-        another setting, such as the options of a scheme that only one group uses.
+        Omits settings that have their default value in every group with that setting. These are,
+        for example, the options of a scheme that only one group uses.
         """
         return _differences([(group.runs[0], group.settings) for group in self.groups])
 
