@@ -69,7 +69,7 @@ class Pricing:
             self.met[node.name] = names
 
     def names(self, layout: Layout) -> frozenset[str]:
-        """Return the axes in a layout."""
+        """Return the names of the axes that occur in the layout of a dimension."""
         key = id(layout)
         if key not in self._names:
             self._names[key] = frozenset(a.name for a in axis_refs(layout))

@@ -69,10 +69,10 @@ class Address:
         return resolve(load_family(self.path))
 
     def graph(self, choices: Choices | None = None) -> ArchGraph:
-        """Return the architecture; without a member, that of the global model.
+        """Return the addressed architecture; for a family or a run, by default the global model's.
 
         Raises:
-            ArchGraphError: If it cannot be read, or is one of several.
+            ArchGraphError: If the architecture cannot be read, or the address could mean several.
         """
         if self.is_run:
             from archgraph.record.folder import run_folder

@@ -124,12 +124,15 @@ class LearningTask:
 
     @property
     def classed(self) -> bool:
-        """Whether targets are classes or labels, of which a client may lack some."""
+        """Whether this is classification, with one class or several labels per example.
+
+        A client may lack examples of some classes or labels.
+        """
         return self.form in ("classes", "labels")
 
     @property
     def better(self) -> dict[str, bool | None]:
-        """Name of each figure → whether more is better; the judge comes first.
+        """Dict from metric to whether higher is better; the metric that judges models comes first.
 
         >>> TASKS["regression"].better
         {'mse': False, 'rmse': False, 'mae': False, 'r2': True, 'loss': False}

@@ -69,7 +69,8 @@ class Shard:
             of these.
         histogram: Targets per class.
         ids: A stable id of each example, ``[example]``. Default: its position.
-        padding: Padding of the texts. Default: batches have all positions.
+        padding: Padding of the texts. Batches are trimmed to their longest text. Default: batches
+            are not trimmed.
         again: Maps positions and a seed to inputs and targets, to read examples again in each pass
             in random order. Default: examples do not change.
         stream: Maps a seed and sizes to minibatches of a stream, in place of the other fields.

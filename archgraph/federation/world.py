@@ -124,7 +124,7 @@ class Client:
 
     @property
     def weight(self) -> float:
-        """The client's weight if clients are weighted by examples."""
+        """The client's weight in a mean weighted by examples: ``counted``, else ``examples``."""
         return self.examples if self.counted is None else self.counted
 
     @property

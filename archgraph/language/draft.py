@@ -89,14 +89,14 @@ class GraphDraft:
         return Leaf(name)
 
     def types(self, value: Value) -> tuple[TensorType, ...]:
-        """Return the types of the results that a reference stands for."""
+        """Return the types of an operator's results, or of a leaf."""
         if isinstance(value, Ref):
             return self.nodes[value.name].types
         assert isinstance(value, Leaf)
         return (self.leaves[value.name].type,)
 
     def shape(self, value: Value) -> tuple[Size, ...]:
-        """Return the shape of the (first) result that a reference stands for."""
+        """Return the shape of an operator's first result, or of a leaf."""
         return self.types(value)[0].shape
 
     def call(self, op: str, args: Mapping[str, Value], scope: str) -> Ref:

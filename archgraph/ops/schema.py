@@ -42,7 +42,7 @@ class Schema:
     Attributes:
         op: Graph name, e.g. ``aten.add.Tensor``.
         overload: The overload to call.
-        args: Arguments in order, storage arguments included.
+        args: Arguments in order, including those in ``STORAGE_ARGS`` (``device``, ``layout``).
         returns: Number of results; a list result counts as ``-1``.
     """
 

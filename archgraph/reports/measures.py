@@ -60,8 +60,8 @@ def tested(figures: DataFrame, names: Mapping[str, bool]) -> Iterator[Measure]:
     Runs with validation examples have the same columns for these.
 
     Args:
-        figures: Frame of the rounds whose tests count.
-        names: Metrics, and whether higher is better.
+        figures: Data frame of the tested rounds to average over.
+        names: Dict from metric to whether higher is better.
     """
     for name, more in names.items():
         yield from _of_all(figures, name, more)
@@ -121,7 +121,7 @@ def of_models(figures: DataFrame, name: str) -> Measure | None:
     followed by the server's part as ``edge+server``; a pattern selects one of the two.
 
     Args:
-        figures: Frame of the rounds whose tests count.
+        figures: Data frame of the tested rounds to average over.
         name: Name of the measure. The pattern may contain ``*`` and ``?``.
 
     Returns:
@@ -200,7 +200,7 @@ def of_tiers(figures: DataFrame, name: str) -> tuple[list[Measure], bool]:
     """Return a column for each tier: the mean over its clients, each on its own test data.
 
     Args:
-        figures: Frame of the rounds whose tests count.
+        figures: Data frame of the tested rounds to average over.
         name: Metric to use if some run was not tested on its clients' mixtures of classes.
 
     Returns:

@@ -46,7 +46,7 @@ ACROSS, BESIDE, SAMPLE = 17, 6, 7
 
 
 def paper_figures(compared: Comparison, *, width: str = "3.3in") -> dict[str, Figure]:
-    """Draw a figure for each panel that all runs have figures for.
+    """Plot each panel for which every run has data.
 
     Lines are means over runs that differ only in the seed, bands one standard deviation, as the
     legend states.

@@ -150,7 +150,7 @@ class StepReader:
         )
 
     def duplicate(self, name: str, loc: Place, other: Place | None = None) -> NoReturn:
-        """Raise the error for a name that is already taken, at its second use if known."""
+        """Raise an error for a duplicate name, with the line of its other use if known."""
         line = None if other is None else self.document.lines.get(other)
         message = "is taken" if line is None else f"is taken, by line {line}"
         self.document.fail(loc, message, found=repr(name), expected="another name")

@@ -21,7 +21,7 @@ Bias = Annotated[bool | Literal["auto"], "auto: unless a batch norm is in the sa
 
 
 class Window(NamedTuple):
-    """A window over the spatial axes: a number for each of them."""
+    """Window of a convolution or pooling, with one number per spatial dimension in each field."""
 
     kernel: tuple[int, ...]
     stride: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""Rows of the operator table: each computes one ONNX operator with PyTorch."""
+"""Type of a row of the ONNX operator table: how to compute one operator with PyTorch."""
 
 from __future__ import annotations
 
