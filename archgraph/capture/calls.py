@@ -23,7 +23,7 @@ KERNEL_ERRORS = (IndexError, RuntimeError, TypeError, ValueError)
 
 
 def arguments(node: fx.Node, read: Reader) -> dict[str, Value]:
-    """Return the arguments of a call by name, as values."""
+    """Return the arguments of a call, as a dict from name to graph value."""
     assert isinstance(node.target, torch._ops.OpOverload)
     formal = node.target._schema.arguments
     args = {a.name: read(v, str(a.type)) for a, v in zip(formal, node.args, strict=False)}

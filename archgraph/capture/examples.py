@@ -43,7 +43,7 @@ def axis_of(axes: Mapping[int, str], name: str = BATCH_WORD) -> int | None:
 
 
 def size_values(inputs: object, axes: OpenAxes) -> dict[str, int]:
-    """Return the values of open sizes in some inputs, by name."""
+    """Return a dict from each open (dynamic) size to its value in some inputs."""
     pairs = zip(example_tensors(inputs), axes, strict=True)
     return {name: int(x.shape[axis]) for x, mine in pairs for axis, name in mine.items()}
 

@@ -30,8 +30,8 @@ class Readers:
     """Code that reads or sets the mode of modules while a model runs.
 
     Attributes:
-        flagged: Modules whose operators have a flag for their mode, by the addresses of their
-            attribute tables: an export wraps shared modules in objects with the same table.
+        flagged: Modules whose operators have a flag for their mode, as addresses of their attribute
+            dicts, since an export wraps shared modules in objects with the same dict.
         others: Whether other code reads or sets a mode.
     """
 

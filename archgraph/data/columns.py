@@ -41,11 +41,11 @@ INTEGER = re.compile(r"[-+]?\d{1,18}", re.ASCII)
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a file.
+    """A column of a table file: its name and its values.
 
     Attributes:
         name: Name of the column.
-        cells: Its values, as text or with the types of the file.
+        cells: Values of the column, as text or with the types of the file.
         locate: Returns file and row number of a row, for errors.
     """
 

@@ -18,13 +18,13 @@ from archgraph.layout.layouts import Layout
 
 @dataclass(frozen=True, slots=True)
 class Saving:
-    """The savings of a change.
+    """The parameters and MACs that a change saves.
 
     Attributes:
-        parameters: Elements of parameters, tied ones once.
+        parameters: Number of parameters that are saved; tied ones count once.
         macs: Multiply–accumulates of one example in evaluation.
-        parameters_share: Parameters as a share of the whole model, 0 to 1.
-        macs_share: MACs as a share of the whole model, 0 to 1.
+        parameters_share: ``parameters`` as a share of the full model's, 0 to 1.
+        macs_share: ``macs`` as a share of the full model's, 0 to 1.
     """
 
     parameters: int

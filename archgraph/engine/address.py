@@ -108,7 +108,7 @@ class Address:
     def models(
         self, weights: Path | None = None, *, data_root: Path | None = None, tested: bool = False
     ) -> Mapping[str, WithState]:
-        """Return architectures with weights by name; the model of a model file is named ``""``.
+        """Return a dict from name to architecture and weights; a model file has the name ``""``.
 
         Args:
             weights: A file of weights. Default: those of the model, or else untrained weights.

@@ -18,17 +18,17 @@ FILE = "clients.json"
 
 
 class ClientFacts(BaseModel):
-    """A client of a run.
+    """A client of a run: its tier, its name and its numbers of examples.
 
     Attributes:
-        client: Its number.
-        tier: Name of its tier in the family.
-        name: Its name in the data, or the owner of this additional model, or empty.
-        of: The client that trains this model in addition to its own; None for a client itself.
-        added: Private entries of its model that the global model lacks.
-        examples: Number of its training examples.
+        client: Id of the client.
+        tier: Name of the client's tier in the family.
+        name: Name of the client in the data, or the owner of this additional model; may be empty.
+        of: For an additional model, the id of the client that trains it; None for a client.
+        added: Private entries of the client's model that the global model lacks.
+        examples: Number of training examples.
         classes: Number of examples per class; empty if examples do not have a single class.
-        malicious: Whether it attacks.
+        malicious: Whether the client attacks, in a simulated attack.
     """
 
     model_config = ConfigDict(frozen=True, strict=True)

@@ -35,12 +35,12 @@ RECORDED = frozenset(
 
 
 class Assignment(NamedTuple):
-    """The work of a client.
+    """The work of a client in a round.
 
     Attributes:
         round: Counted from 1; 0 for the survey.
         task: The client's task.
-        private: Its private tensors from earlier rounds.
+        private: The client's private tensors from earlier rounds.
     """
 
     round: int
@@ -197,7 +197,7 @@ class ClientWork:
         )
 
     def check(self, task: Task, outcome: Outcome, optional: Collection[str] = ()) -> None:
-        """Refuse results that must not be merged.
+        """Raise an error for results that must not be merged.
 
         Raises:
             RejectedUpdate: Names the entry.

@@ -1,4 +1,4 @@
-"""Checks that models and data fit: inputs by name and shape, classes, vocabulary."""
+"""Check that models fit the data: names and shapes of inputs, classes, vocabulary."""
 
 from __future__ import annotations
 

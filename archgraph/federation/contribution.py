@@ -50,7 +50,7 @@ class Contribution(NamedTuple):
     def of(
         cls, result: Result, whole: ArchGraph, weights: WeightOf, *, group: str = GLOBAL
     ) -> Contribution:
-        """Return the contribution of a client's whole result.
+        """Return the contribution of all entries of a client's result.
 
         Raises:
             RunError: If the task did not set the transfer of its weights.
@@ -76,7 +76,7 @@ class Contribution(NamedTuple):
 
 
 class EntrySizes:
-    """Means over clients of the sizes of entries, by global entry.
+    """Mean size over the clients' entries, for each global entry.
 
     Example:
         >>> from archgraph.states import Slot

@@ -58,7 +58,7 @@ class Family:
 
     @property
     def models(self) -> Mapping[str, ArchGraph]:
-        """Architectures by name: ``global``, if there is one, and one per kind of client."""
+        """Dict from name to architecture: ``global`` (if there is one) and each kind of client."""
         clients = {kind.name: kind.graph for kind in self.clients}
         return {GLOBAL: self.graph, **clients} if self.has_global else clients
 

@@ -18,7 +18,7 @@ SHORTEST = 2  # positions of a batch of texts, at least: models may branch on on
 
 @dataclass(frozen=True)
 class TextPadding:
-    """Padding of texts, by which a batch is shortened to its longest text.
+    """Padding of texts, used to trim a batch to its longest text.
 
     Attributes:
         mask: Index of the input that is 0 at the padded positions.

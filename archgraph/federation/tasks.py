@@ -93,7 +93,7 @@ class Work:
         generator: Source of all randomness of this client in this round. The engine seeds torch's
             own generator (dropout) from it before it calls the program.
         keep: Private tensors of the client in addition to its state.
-        others: Additional models by name.
+        others: Dict from name to additional model.
         extras: Tensors that the server sent.
         values: Plain values that the server sent.
         device: Device to compute on.
@@ -187,7 +187,7 @@ class Task:
             sent to the client, each with four more bytes for its position.
         known: Entries of ``private`` that the client has unchanged from an earlier task, which do
             not count as bytes.
-        others: Additional models by name; all of their state is sent and returned.
+        others: Dict from name to additional model; all of their state is sent and returned.
         extras: Tensors that are not weights.
         values: Plain values.
         tier: Name of the architecture, for the record. Default: the client's tier.

@@ -79,7 +79,7 @@ def descend(
 
     Args:
         work: Data, options, randomness.
-        parameters: The parameters to train, by name.
+        parameters: Dict from name to parameter to train.
         loss: Mean loss of a minibatch (already on ``work.device``).
         counts: Weight of a minibatch relative to others, a number without axes. Default: the weight
             of its targets in the task's loss.

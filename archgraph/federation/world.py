@@ -81,7 +81,7 @@ class Uncounted(tuple[int, ...]):
     """Unknown numbers of examples per class, of a stream or on another machine; reading raises."""
 
     def __iter__(self) -> Iterator[int]:
-        """Refuse."""
+        """Raise an error."""
         raise RunError(
             "the examples of a client are not counted by class",
             hint="choose a strategy that does not need them; pass a stream as a torch dataset "
@@ -89,11 +89,11 @@ class Uncounted(tuple[int, ...]):
         )
 
     def __len__(self) -> int:
-        """Refuse."""
+        """Raise an error."""
         return len([*self])
 
     def __getitem__(self, index: object) -> int:  # type: ignore[override]  # refuses everything
-        """Refuse."""
+        """Raise an error."""
         return len([*self])
 
 
@@ -204,7 +204,7 @@ class World:
         return tuple(client for client in self.clients if client.of is None)
 
     def with_further(self, clients: Collection[int]) -> tuple[int, ...]:
-        """Return clients and the additional models that they train, by id."""
+        """Return the ids of clients and of the additional models that they train."""
         return tuple(client.id for client in self.clients if client.owner in clients)
 
     @property

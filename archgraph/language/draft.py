@@ -42,10 +42,10 @@ class GraphDraft:
     """A graph under construction.
 
     Attributes:
-        nodes: Nodes by name, in order.
-        leaves: Leaves by name, in order of creation.
+        nodes: Dict from name to node, in order.
+        leaves: Dict from name to leaf (parameter, buffer or constant), in order of creation.
         updates: Values that forward assigns to buffers.
-        sizes: Open sizes of its inputs except the batch, by name.
+        sizes: Dict from name to open (dynamic) size of the inputs, without the batch.
     """
 
     nodes: dict[str, Node] = field(default_factory=dict)

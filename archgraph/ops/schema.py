@@ -53,7 +53,7 @@ class Schema:
 
     @functools.cached_property
     def by_name(self) -> dict[str, Argument]:
-        """Arguments by name."""
+        """Dict from name to argument."""
         return {a.name: a for a in self.args}
 
     def call_args(self, values: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Changes of each round: the size of each parameter's update, and its coverage by clients.
+"""Changes of each round: the size of each parameter's update, and how many clients train it.
 
 ``changes.jsonl`` in the run folder has a line per round, only for pictures: runs do not depend on
 it. Its lists follow the parameters of ``models/global.yaml``.

@@ -76,7 +76,7 @@ class Checkpoint:
         round: Rounds that are done.
         tensors: The server's tensors.
         values: The server's plain values.
-        private: Private state of each client, by client.
+        private: Dict from client to its private state.
     """
 
     round: int

@@ -62,7 +62,7 @@ class ClientState:
         return result
 
     def flat(self) -> dict[str, Tensor]:
-        """Return all tensors by name, as a checkpoint stores them."""
+        """Return a dict from name to tensor, as stored in a checkpoint."""
         return {f"state/{k}": v for k, v in self.state.items()} | {
             f"keep/{k}": v for k, v in self.keep.items()
         }

@@ -163,7 +163,7 @@ def worst_clients(log: Log) -> str:
 
 
 def worst_series(log: Log, what: str) -> Series:
-    """Return the mean over the worst tenth of the clients, each on its own test data, by round."""
+    """Return, for each round, the mean over the worst tenth of clients, each on its own data."""
     return series(log.figures, part="test tenth", group=ALL_CLIENTS, metric=what)
 
 

@@ -66,7 +66,7 @@ class Figure:
 
 @dataclass(frozen=True, eq=False)
 class Figures(Mapping[str, Figure]):
-    """Figures of a group of runs, by the key of the measure.
+    """Maps the key of each measure to its values in a group of runs.
 
     Attributes:
         listed: Figures of the columns; iteration covers only these.

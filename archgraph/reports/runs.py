@@ -44,7 +44,7 @@ RUN = ["experiment", "seed"]
 
 @dataclass(frozen=True, repr=False)
 class Log:
-    """The record of a run.
+    """The record of a run: its settings, metrics and models.
 
     Attributes:
         folder: The run folder.

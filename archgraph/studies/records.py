@@ -203,7 +203,7 @@ def trivial_record(
 
 
 def read_records(folder: str | os.PathLike[str]) -> dict[str, StudyRecord]:
-    """Return the records in all files of a folder, by the runs' addresses; empty without one.
+    """Return a dict from hash of a run to its record, from all files of a folder.
 
     Raises:
         RunError: If a line is damaged, or two lines of one run differ in their figures.

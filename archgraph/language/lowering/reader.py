@@ -127,7 +127,7 @@ class StepReader:
                 self.document.fail(at, "is not used by any expression", hint=hint)
 
     def _check_words(self) -> None:
-        """Refuse names of blocks and parameters that are reserved."""
+        """Raise an error for names of blocks and parameters that are reserved."""
         for name, block in self.model.blocks.items():
             if table.find(name) or name == "block":
                 meaning = (
