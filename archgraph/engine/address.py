@@ -116,7 +116,7 @@ class Address:
             tested: For a run, use the running statistics with which each model is tested.
 
         Raises:
-            ArchGraphError: If it cannot be read, or the weights do not fit the model.
+            ArchGraphError: If the file cannot be read, or the weights do not fit the model.
         """
         if self.is_run:
             from archgraph.engine.run_models import trained
@@ -139,7 +139,7 @@ class Address:
     def model(
         self, weights: Path | None = None, *, data_root: Path | None = None, tested: bool = False
     ) -> WithState:
-        """Return an architecture with weights, as :meth:`models`; for a run, the global model."""
+        """Return an architecture and weights as in :meth:`models`; for a run, the global model."""
         models = self.models(weights, data_root=data_root, tested=tested)
         if len(models) > 1 and GLOBAL not in models:
             raise SpecError(

@@ -60,7 +60,7 @@ def clients_file(experiment: Experiment, added: Mapping[str, list[str]]) -> str:
 
     Args:
         experiment: The experiment.
-        added: By tier, the entries that the global model lacks and that stay with clients.
+        added: Dict from tier to the entries that the global model lacks and that stay with clients.
     """
     world = experiment.world
 
@@ -86,11 +86,11 @@ def clients_file(experiment: Experiment, added: Mapping[str, list[str]]) -> str:
 
 
 def further(clients: tuple[Client, ...], also: Mapping[str, Sequence[str]]) -> tuple[Client, ...]:
-    """Return clients, followed by the additional models that some of them train.
+    """Return the clients, followed by the additional models that some of them train.
 
     Args:
         clients: The clients of the family.
-        also: By tier, the tiers whose models its clients train, too.
+        also: Dict from tier to the other tiers whose models its clients also train.
 
     Example:
         >>> clients = (Client(0, "strong", 9, ()), Client(1, "weak", 5, ()))
@@ -107,7 +107,7 @@ def further(clients: tuple[Client, ...], also: Mapping[str, Sequence[str]]) -> t
 
 
 def read_clients(folder: Path) -> tuple[ClientFacts, ...]:
-    """Read the clients of a run folder; none for old folders without them.
+    """Read the clients of a run folder; empty for old folders without the file.
 
     Raises:
         RunError: If the file is damaged.

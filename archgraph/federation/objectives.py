@@ -1,4 +1,4 @@
-"""Objectives of local training."""
+"""Objectives (losses) of local training."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class TaskLoss:
     """The loss of the experiment's task: cross-entropy, squared error, ... or the user's own.
 
     Attributes:
-        mask_absent: Set the logits of classes that the client has no example of to 0 before the
-            loss (HeteroFL §3.3, FedFA §5.1), so that training does not push them down. Tasks
-            without classes ignore it.
+        mask_absent: If True, set the logits of classes without an example at the client to 0 before
+            the loss (HeteroFL §3.3, FedFA §5.1), so that training does not push these logits down.
+            Tasks without classes ignore the option.
         predict: Selects the model's output. Default: the task's.
     """
 
