@@ -120,7 +120,7 @@ class HeteroFL(fl.Averaging, fl.Masking):
     def receive(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
     ) -> fl.ServerState:
-        """Average every entry over the clients that cover it (second inner loop)."""
+        """Average each value over the clients that have it (Algorithm 1, second inner loop)."""
         rows = self.owned_rows(world)
         return fl.covered_mean(world, state, results, weights=self.weights, rows=rows)
 

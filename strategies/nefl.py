@@ -151,7 +151,7 @@ class NeFL(fl.Weighted):
         return fl.group_means(world, state, contributions())
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
-        """Evaluate every submodel with its ``θ_ic``; the largest is reported as the global one."""
+        """Evaluate every submodel with its ``θ_ic``; the largest represents the global model."""
 
         def model(tier: fl.Tier) -> fl.Model:
             return fl.Model(self._submodel(world, tier).graph, self._state(world, state, tier))

@@ -29,14 +29,14 @@ class Axis:
     """A set of tensor dimensions (or factors of them) that are cut together.
 
     Attributes:
-        name: Its producer, e.g. ``layer1.0.conv1.out`` or ``encoder.attn.qkv.heads``.
-        size: Number of positions.
+        name: Name after the first layer with it, e.g. ``layer1.0.conv1.out``.
+        size: Number of positions (indices).
         role: ``channels``, ``heads``, ``head_dim``, ``value_dim``, ``hidden``, ``cell``, or
             ``rank`` (of a low-rank adapter).
-        reason: Why it cannot be cut; empty if it can.
-        spans: Norms, softmaxes and reductions that run over it, each as ``operator in module``.
-            Cutting it changes what they compute, so mask ≡ take does not hold for it. It is not
-            pinned: HeteroFL and NeFL cut such axes in Transformers.
+        reason: Why the axis is pinned, that is, cannot be cut; empty if it can be cut.
+        spans: Norms, softmaxes and reductions over the axis, each as ``operator in module``. They
+            compute something else if the axis is cut, so the law mask ≡ take does not hold for the
+            axis. It is not pinned, since HeteroFL and NeFL cut such axes in Transformers.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Axis:
 
     @property
     def free(self) -> bool:
-        """Whether it can be cut."""
+        """Whether the axis can be cut."""
         return not self.reason
 
 
@@ -58,7 +58,7 @@ class Contraction:
     Attributes:
         node: The operator.
         layout: Layout of the dimension that is summed over.
-        operands: Each operand with its dimension.
+        operands: Pairs of operand and the dimension of it that is summed over.
     """
 
     node: str
@@ -68,17 +68,18 @@ class Contraction:
 
 @dataclass(frozen=True, repr=False)
 class Axes:
-    """All axes of a graph, and the layout of every dimension.
+    """All axes of a graph, and the layout (the axes) of every dimension.
 
     Attributes:
-        all: Axes in the order of their producers.
-        leaf: Layouts of each leaf's dimensions.
-        value: Layouts of each operator's results.
-        attributes: Layouts whose sizes an operator's argument states, by (node, argument).
+        all: All axes, in the order of the operators that produce them.
+        leaf: Dict from parameter, buffer or constant to the layouts of its dimensions.
+        value: Dict from operator to the layouts of the dimensions of its results.
+        attributes: Dict from (operator, argument) to the layouts whose sizes the argument states.
         contractions: Products that are summed over a layout.
-        runs: Layouts that an operator runs over in another way (norms, softmaxes, sums), by node.
-        attention: Number of heads and width per head of attention that is spelled out in several
-            operators, by the operator that weighs the values.
+        runs: Dict from operator to layouts that it reduces or normalises over (norms, softmaxes,
+            sums).
+        attention: For attention that consists of several operators: dict from the operator that
+            multiplies by the values to the number of heads and the width per head.
     """
 
     all: tuple[Axis, ...]
@@ -130,15 +131,15 @@ class Axes:
 
     @functools.cached_property
     def products(self) -> tuple[tuple[str, ...], ...]:
-        """Distinct products of axes: the size of a leaf's dimension is a sum of some of them."""
+        """Distinct products of axes. The size of each dimension of a leaf is a sum of some."""
         layouts = itertools.chain.from_iterable(self.leaf.values())
         return tuple(dict.fromkeys(itertools.chain.from_iterable(map(products_of, layouts))))
 
     def independent(self, among: Iterable[Axis] | None = None) -> tuple[Axis, ...]:
         """Return the axes that a single share cuts: at most one factor of every product.
 
-        Half of the heads is half of an attention layer. Halving the width of each head as well
-        would leave a quarter.
+        Halving the number of heads already halves an attention layer. Halving the width of each
+        head as well would leave a quarter.
 
         1. Only the axes that the share applies to count as factors.
         2. Heads come first; among them those in more products (heads of keys and values before

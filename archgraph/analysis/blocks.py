@@ -30,8 +30,9 @@ class Drafts:
     """Drafts of the blocks of one graph.
 
     Attributes:
-        chains: Drafts of each tower and of the main stream, in topological order.
-        ends: Drafts of further outputs; they come last.
+        chains: Drafts of the blocks of each tower (encoder) and of the main stream, in topological
+            order.
+        ends: Drafts of the blocks of additional outputs, which come last.
         named: The user's sections that do not list their blocks.
         cuts: Results on every path from the input to the output, in order.
     """
@@ -58,7 +59,7 @@ class Drafts:
 
     @property
     def all(self) -> list[BlockDraft]:
-        """Drafts of the towers, the main stream and further outputs."""
+        """Drafts of all blocks: those of the towers, the main stream and additional outputs."""
         return [d for chain in self.chains for d in chain] + self.ends
 
     def lift(self, graph: ArchGraph, lifted: Callable[[Piece], Piece]) -> None:
@@ -262,11 +263,11 @@ class Drafts:
         return path
 
     def exit(self, draft: BlockDraft) -> str:
-        """Return the node that computes a block's value."""
+        """Return the node that computes the block's output."""
         return draft.pieces[-1].exit if draft.pieces else self.graph.nodes[-1].name
 
     def entry(self, draft: BlockDraft) -> str:
-        """Return the node whose value a block consumes."""
+        """Return the node whose result is the block's input."""
         for piece in draft.pieces:
             if piece.entry:
                 return piece.entry

@@ -1,4 +1,4 @@
-"""Read choices of axes: by share, by size or by position, independent of the type of a number.
+"""Interpret the user's choice of axes: shares, sizes or positions.
 
 ``0.5`` and ``{"layer1.*": 0.5}`` are shares (factors in ``widen``), ``sizes={"heads": 4}`` are
 numbers of positions, and ``positions={"fc1.out": [0, 2, 5]}`` are the positions themselves.
@@ -54,9 +54,9 @@ def chosen_axes(
 
     Args:
         solved: Axes of the graph.
-        shares: One share for all widths, or shares by axis.
-        sizes: Number of positions by axis.
-        positions: Positions by axis; each may occur once.
+        shares: One share for all widths, or a dict from axis to share.
+        sizes: Dict from axis to its number of positions.
+        positions: Dict from axis to the positions to keep, each at most once.
         grow: If True, read factors of at least 1 instead of shares, and sizes that are not smaller
             than before; positions may repeat, and every old position must occur.
         rounding: How a share of an axis is rounded to a size.

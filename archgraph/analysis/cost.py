@@ -26,9 +26,9 @@ class NodeCost:
     """Cost of one operator for one example.
 
     Attributes:
-        parameters: Elements (trainable and frozen) of which it is the first user.
+        parameters: Number of elements of the parameters that the operator is the first to use.
         macs: Multiply–accumulates (FLOPs of products = 2 · MACs).
-        bytes: Size of its result, in bytes.
+        bytes: Size of the result, in bytes.
     """
 
     parameters: int = 0
@@ -50,7 +50,7 @@ class Cost:
         macs: Multiply–accumulates for one example in evaluation.
         bytes: Size of the state (parameters and buffers), in bytes.
         activations: Size of all intermediate results for one example in evaluation, in bytes.
-        nodes: Cost by operator name; operators of the training branch cost nothing.
+        nodes: Dict from operator to its cost; operators that run only in training cost nothing.
         graph: The graph.
 
     Example:
@@ -70,7 +70,7 @@ class Cost:
 
     @property
     def polynomial(self) -> CostPolynomial:
-        """Costs of all submodels: exact polynomials in the sizes of axes, by blocks."""
+        """Costs of all submodels, as exact polynomials in the sizes of axes."""
         from archgraph.analysis.cost_polynomial import cost_polynomial  # solves the axes
 
         return cost_polynomial(self.graph)
@@ -130,11 +130,12 @@ def _bytes(type_: TensorType, sizes: Mapping[str, int]) -> int:
 
 @takes_graph
 def cost(graph: ArchGraph, sizes: Mapping[str, int] | None = None) -> Cost:
-    """Count parameters, MACs and bytes of a graph exactly, from the operator table.
+    """Return the exact numbers of parameters, MACs and bytes of a graph.
 
     Args:
         graph: The architecture, or an object that contains one.
-        sizes: Values of open sizes by name. Default: those of the traced example.
+        sizes: Dict from open (dynamic) size to its value. Default: the values of the traced
+            example.
 
     Raises:
         GraphError: If there is no such open size, or the graph does not allow its value.

@@ -26,12 +26,12 @@ MEASURES = ("parameters", "macs", "bytes", "activations")
 
 @dataclass(frozen=True, slots=True)
 class CostPart:
-    """A part of a cost.
+    """A summand of a cost, which counts if certain blocks are present.
 
     Attributes:
         needs: Sets of blocks. The part counts if at least one block of every set is present; empty
             if it always counts.
-        polynomial: Its cost as a polynomial in the sizes of axes.
+        polynomial: Cost of the part, as a polynomial in the sizes of axes.
     """
 
     needs: Needs
@@ -64,11 +64,12 @@ class CostPolynomial:
     """Exact costs of every submodel of a graph, without building it.
 
     Attributes:
-        axes: Sizes of the free axes in the graph.
-        blocks: Removable blocks, each with the axes that vanish with it.
+        axes: Dict from each free axis to its size in the graph.
+        blocks: Dict from each removable block to the axes that are removed with it.
         equal: Sizes that must be equal for a block to be skipped but are equal only by chance. If
             a cut makes them unequal, the block cannot be skipped.
-        parts: Parts by measure (``parameters``, ``macs``, ``bytes``, ``activations``).
+        parts: Dict from measure (``parameters``, ``macs``, ``bytes``, ``activations``) to its
+            parts.
 
     Example:
         >>> import torch
@@ -154,8 +155,8 @@ class TensorSizes:
 
     Attributes:
         solved: Axes of the graph.
-        free: Names of the free axes.
-        values: Values of open sizes.
+        free: Names of the free axes, which can be cut.
+        values: Dict from open (dynamic) size to its value.
     """
 
     solved: Axes
@@ -191,7 +192,7 @@ class TensorSizes:
 @takes_graph
 @per_graph
 def cost_polynomial(graph: ArchGraph) -> CostPolynomial:
-    """Return the costs of a graph as polynomials in the sizes of its axes, by its blocks.
+    """Return the costs of all submodels, as polynomials in the sizes of the axes of a graph.
 
     1. The size of a dimension is that of its layout: an axis, a product, a sum, or a number.
     2. The costs of operators come from the operator table, at these sizes.

@@ -19,15 +19,15 @@ class BlockDraft:
     """A block under construction.
 
     Attributes:
-        heads: The pieces that do its work.
-        pieces: All its pieces; consecutive.
-        path: Innermost module of its work.
+        heads: The pieces with the block's layers.
+        pieces: All pieces of the block, which are consecutive.
+        path: Innermost module that contains the block's layers.
         user_block: The user's name for it, if any.
-        uses: Number of times that its layers are used, one round after the other.
+        uses: Number of times that the same layers run one after the other.
         extra: Operators outside the stream that depend on it or only feed it.
         kind: As in :class:`archgraph.analysis.structure.Block`.
-        name: Its name.
-        unit: Module that it is, or is a part of.
+        name: Name of the block.
+        unit: Module that the block is, or is a part of.
         full: Operators and wiring, without sizes.
         spine: Layers and norms on the path with most work.
         out: Result that the blocks of a section share: whether it is dense, its dtype and shape.
@@ -48,7 +48,7 @@ class BlockDraft:
 
     @property
     def last(self) -> Piece | None:
-        """Its last working piece."""
+        """The last piece with layers; None if no piece has any."""
         return self.heads[-1] if self.heads else None
 
     def terms(self, graph: ArchGraph) -> tuple[str, ...]:
@@ -61,12 +61,12 @@ class BlockDraft:
 
     @property
     def whole(self) -> bool:
-        """Whether it is more than a single layer, so that stages can consist of such blocks."""
+        """Whether the block has more than a single layer. Stages consist of such blocks."""
         return len(self.heads) > 1 or self.kind in ("residual", "parallel", "dense")
 
     @property
     def stream(self) -> list[str]:
-        """Its operators in the stream, in topological order."""
+        """The block's operators in the stream, in topological order."""
         return [n for p in self.pieces for n in p.nodes]
 
 

@@ -44,7 +44,7 @@ class Form:
         lines: One line per operator, in an order that does not depend on how the graph was written.
         nodes: The operators, in this order.
         leaves: The leaves, in order of use.
-        far: Results that it takes from elsewhere in the stream, in order of use.
+        far: Results from elsewhere in the stream that the part uses, in order of use.
     """
 
     lines: tuple[str, ...]
@@ -110,7 +110,7 @@ def _natural(name: str) -> list[str | int]:
 
 
 def nearest_form(form: Form, others: Sequence[Form]) -> Form | None:
-    """Return the one of ``others`` that shares the most operators with a form."""
+    """Return the form of ``others`` that has the most operators in common with a form."""
 
     def alike(other: Form) -> tuple[bool, float]:
         matcher = difflib.SequenceMatcher(None, form.words, other.words, autojunk=False)
@@ -127,7 +127,7 @@ class Forms:
 
     Attributes:
         graph: The graph.
-        structure: Its blocks and sections.
+        structure: Blocks and sections of the graph.
     """
 
     def __init__(self, graph: ArchGraph, by_widths: bool) -> None:

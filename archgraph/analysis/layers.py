@@ -1,4 +1,4 @@
-"""The layers of a graph in order: operators with the state entries that they use first."""
+"""List the layers of a graph: operators with the parameters and buffers that they use first."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ class Layer:
     """An operator with weights.
 
     Attributes:
-        node: The operator; empty for unused entries.
-        kind: Everything except its names: operator, arguments, roles and types of its leaves.
-            Leaves of earlier layers (tied weights) are numbered in the order of first use.
-        entries: State entries that no earlier layer uses, in argument order.
+        node: Name of the operator; empty for unused entries.
+        kind: Description without names: operator, arguments, roles and types of its leaves. Leaves
+            of earlier layers (tied weights) are numbered in the order of first use.
+        entries: Parameters and buffers that no earlier layer uses, in argument order.
     """
 
     node: str

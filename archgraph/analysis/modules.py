@@ -75,10 +75,10 @@ class Modules:
     """Modules of the operators in a graph's stream.
 
     Attributes:
-        order: Index of each operator.
-        work: Number of heavy operators of the stream, by module.
-        layers: Number of heavy operators and norms, by module.
-        classes: Number of modules of each class, see :meth:`class_of`.
+        order: Dict from operator to its index in topological order.
+        work: Dict from module to its number of operators with weights in the stream.
+        layers: Dict from module to its number of operators with weights and norms.
+        classes: Dict from class (see :meth:`class_of`) to its number of modules.
     """
 
     def __init__(self, graph: ArchGraph, stream: Stream) -> None:

@@ -18,9 +18,11 @@ class Naming:
     constants.
 
     Attributes:
-        names: Name by variable, in the order in which operators use its leaves.
-        roles: Roles that operators assign to variables; a variable without one is a plain channel.
-        spans: Operators that run over each variable, in order.
+        names: Dict from variable to the name of its axis, in the order in which operators use its
+            leaves.
+        roles: Dict from variable to the role that an operator gives it; other variables are
+            channels.
+        spans: Dict from variable to the norms, softmaxes and reductions over it, in order.
         weighed: Variables of parameters.
     """
 

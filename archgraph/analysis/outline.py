@@ -14,8 +14,9 @@ class Outline(NamedTuple):
     """The computation of an architecture, without names.
 
     Attributes:
-        lines: Its operators in order, each followed by the leaves that it is the first to use.
-        leaves: Names of its leaves, in the order in which the lines number them.
+        lines: One line per operator, in order, followed by lines for the leaves that it is the
+            first to use.
+        leaves: Names of the leaves, in the order of their numbers in the lines.
     """
 
     lines: tuple[str, ...]
@@ -34,7 +35,7 @@ class Outline(NamedTuple):
 @takes_graph
 @per_graph
 def outline(graph: ArchGraph) -> Outline:
-    """Write the computation of an architecture line by line, without names.
+    """Return the computation of an architecture line by line, without names.
 
     Two graphs have equal lines if they apply the same operators, connected in the same way, to
     results and leaves of the same types. Leaves with the same number then correspond.

@@ -20,10 +20,10 @@ class Presence:
     """The blocks that each operator of a graph needs to be part of a submodel.
 
     Attributes:
-        there: Blocks that each operator needs.
+        there: Dict from operator to the sets of blocks that it needs.
         read: Blocks that the operator's result needs, so that at least one reader is present.
-        within: The block of each operator that vanishes with a block.
-        stands_in: Results of skipped blocks, by the operator that is read instead of them.
+        within: Dict from each operator that is removed with a block to this block.
+        stands_in: Dict from operator to the results of skipped blocks that its result replaces.
     """
 
     there: Mapping[str, Needs]

@@ -41,7 +41,7 @@ def weight_operands(graph: ArchGraph) -> Mapping[str, frozenset[str]]:
 
 @per_graph
 def head(graph: ArchGraph) -> tuple[str, str] | None:
-    """Return the last operator that multiplies with a weight, and the result that it is applied to.
+    """Return the last operator that multiplies by a weight, and the result that it multiplies.
 
     For a classifier: its last layer and the features of the last hidden layer. None if no operator
     multiplies a result with a weight.
@@ -65,7 +65,7 @@ def head(graph: ArchGraph) -> tuple[str, str] | None:
 
 @per_graph
 def fixed(graph: ArchGraph) -> Mapping[str, frozenset[str]]:
-    """Return the results that do not depend on inputs, with the leaves that they depend on."""
+    """Return a dict from each result that does not depend on inputs to the leaves that it uses."""
     fixed: dict[str, frozenset[str]] = {}
     for node in graph.nodes:
         if node.op != "input" and all(used in fixed for used in node.uses()):

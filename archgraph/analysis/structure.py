@@ -34,13 +34,14 @@ class Block:
 
     Attributes:
         name: Module that contains it (``layer1.0``), or the module of its first layer.
-        section: Name of its section.
-        nodes: Its operators in topological order; every operator of the graph is in one block.
+        section: Name of the section that contains the block.
+        nodes: Operators of the block in topological order. Each operator of the graph is in one
+            block.
         entry: Node whose value it consumes.
         exit: Node whose value it computes.
-        removable: Whether ``bypass`` can replace the exit's value.
-        reason: Why it is not removable; empty if it is.
-        kind: ``residual``, ``chain``, ``parallel``, ``dense``, or ``head`` (a further output).
+        removable: Whether the block can be skipped: :attr:`bypass` can replace its output.
+        reason: Why the block is not removable; empty if it is.
+        kind: ``residual``, ``chain``, ``parallel``, ``dense``, or ``head`` (an additional output).
         merge: Operator that ends its region; empty for a chain.
         shortcut: The value that its region passes on parallel to its body. For a residual, the
             operand of the sum that carries the entry (the entry itself or the end of its
@@ -69,10 +70,10 @@ class Block:
 
     @property
     def bypass(self) -> str:
-        """Node whose value replaces the exit's if the block is skipped.
+        """Node whose result replaces the block's output if the block is skipped.
 
-        A dense block may prepare the value that it passes on (``x = relu(x); cat(x, f(x))``). The
-        preparation remains.
+        A dense block may change the value to which it appends (``x = relu(x); cat(x, f(x))``). This
+        operation is kept.
         """
         return self.shortcut if self.kind == "dense" and self.shortcut else self.entry
 
@@ -91,7 +92,7 @@ class Section:
 
     Attributes:
         name: Module that contains its blocks and no others, or the name of its first block.
-        blocks: Its blocks in topological order.
+        blocks: Blocks of the section, in topological order.
         kind: ``stem``, ``stage``, ``transition`` (leads from one stage to the next), ``head``.
     """
 
@@ -275,9 +276,9 @@ def _found(graph: ArchGraph) -> tuple[Drafts, Casts, Sequence[tuple[str, Group]]
 
 
 def passes_on(graph: ArchGraph, block: Block) -> bool:
-    """Return whether a dense block without its appended results is equal to its bypass.
+    """Return whether a dense block is the identity without the features that it appends.
 
-    Otherwise the exit remains when the block is skipped: a list without the block's terms.
+    If it is not, skipping the block keeps its final concatenation, without the appended features.
     """
     merge, passed = graph.node[block.merge], graph.node[block.bypass]
     rest = [name for name in all_items(merge) if name not in block.terms]

@@ -25,14 +25,14 @@ class TrainingMemory:
     another memory format (4 to 8 %) are not counted.
 
     Attributes:
-        weights: All parameters.
-        buffers: Running statistics and constants.
-        inputs: The batch.
-        optimizer: State of the optimiser.
-        gradients: Gradients of all trained parameters.
-        saved: Further tensors that forward saves for backward, at the end of forward.
-        total: Peak of the allocated memory.
-        moment: Moment of the peak.
+        weights: Bytes of all parameters.
+        buffers: Bytes of running statistics and constants.
+        inputs: Bytes of the batch.
+        optimizer: Bytes of the optimiser's state.
+        gradients: Bytes of the gradients of all trained parameters.
+        saved: Other tensors saved for backward, at the end of forward.
+        total: Peak of the allocated memory, in bytes.
+        moment: Description of the moment of the peak.
         polynomial: Memory of all submodels of the graph.
     """
 
@@ -63,7 +63,7 @@ class Allocation:
 
     Attributes:
         kind: One of ``KINDS``, or ``transient``.
-        part: Its size in bytes, with the blocks that it needs.
+        part: Size of the tensor in bytes, with the blocks that it needs.
         start: First moment at which it is allocated.
         end: Last moment at which it is allocated.
         absent: Blocks that must be skipped for it to exist, because it replaces their results.

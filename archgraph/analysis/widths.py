@@ -79,9 +79,9 @@ class Widths:
     from products and sums with one unknown axis left.
 
     Attributes:
-        claims: Sizes of each axis of the larger graph, from the client's leaves; several if the
+        claims: Dict from each axis of the larger graph to its sizes in the client, several if the
             client has several axes for it.
-        equations: The equations from which they are solved.
+        equations: The equations from which the sizes are solved.
         open: Equations with several solutions.
     """
 

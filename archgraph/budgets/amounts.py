@@ -1,4 +1,4 @@
-"""Budgets as users write them: shares of the whole, numbers with a unit."""
+"""Budgets as users write them: shares of the full model's cost, or numbers with a unit."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _FORM = re.compile(r"([0-9]+(?:\.[0-9]*)?(?:[eE][0-9]+)?) ?([A-Za-z%]*)")
 
 @dataclass(frozen=True, slots=True)
 class BudgetMeasure:
-    """A measure for budgets.
+    """A quantity that a budget can limit, such as parameters.
 
     Attributes:
-        name: The keyword.
+        name: Keyword argument of :func:`archgraph.fit`, e.g. ``macs``.
         text: Description for help.
-        units: Value of each unit.
-        example: Example of an amount.
-        unit: The unit of tables, after its multiples.
+        units: Dict from each unit that a budget may have to its value.
+        example: An amount to show in error messages, e.g. ``50MB``.
+        unit: Unit in tables, after the prefix: ``B`` in ``1.5MB``.
     """
 
     name: str
@@ -58,13 +58,13 @@ def limit_of(measure: BudgetMeasure, budget: Budget, full: int) -> int:
     """Return the largest cost that a budget allows.
 
     Args:
-        measure: Its measure.
-        budget: A share of the whole in (0, 1], a larger number, or text: a number with a unit of
-            the measure, or with ``%``.
-        full: Cost of the whole network.
+        measure: The quantity that is limited.
+        budget: A share of ``full`` in (0, 1], a larger number, or text: a number with a unit of the
+            measure, or with ``%``.
+        full: Cost of the full network.
 
     Raises:
-        RewriteError: If it is none of these.
+        RewriteError: If the budget has none of these forms.
 
     Example:
         >>> [limit_of(MEASURES["macs"], b, 3_000) for b in (0.5, "50%", 1200, "1.2k")]

@@ -1,4 +1,4 @@
-"""Fit: the submodel for a budget of parameters, multiply–accumulates or bytes."""
+"""Find the largest submodel within a budget of parameters, multiply–accumulates or bytes."""
 
 from __future__ import annotations
 
@@ -50,23 +50,23 @@ def fit(
     like: object = None,
     verify: bool = False,
 ) -> Rewritten:
-    """Return the submodel for a budget: its cost never exceeds it.
+    """Return the largest submodel of a graph whose costs do not exceed the budgets.
 
-    Sizes are chosen on exact polynomials of the cost, so no intermediate submodels are built.
-    Without `skip` every block stays, and all axes become narrower.
+    Costs are exact polynomials of the sizes, so no intermediate submodels are built. Without
+    `skip`, all blocks are kept, and only axes become narrower.
 
     Args:
         graph: The architecture.
-        parameters: Budget of parameters. Every budget is a share of the whole, ``0.5`` or
-            ``"50%"``, or an amount, ``2_000_000`` or ``"2M"``: numbers up to 1 are shares, larger
-            ones amounts. Several budgets hold at once.
+        parameters: Budget of parameters. Every budget is a share of the full model's cost (``0.5``
+            or ``"50%"``) or an amount (``2_000_000`` or ``"2M"``). Numbers up to 1 are shares,
+            larger ones amounts. The submodel is within all budgets.
         macs: Budget of multiply–accumulates of one example in evaluation.
         bytes: Budget of the state's bytes, ``"50MB"``.
         activations: Budget of the bytes of all intermediate results of one example.
         memory: Budget of the peak bytes of a training step, as
             ``cost(graph).training(batch, optimizer)`` counts them.
         batch: Batch size of the training step, required by `memory`.
-        optimizer: Its optimiser, by its name in ``torch.optim``, or ``momentum``.
+        optimizer: Optimiser of the training step: a name in ``torch.optim``, or ``momentum``.
         shape: ``uniform``: the largest single share of every axis that a uniform cut affects (as in
             :func:`archgraph.take`: whole heads), and of the depth of every section with removable
             blocks. ``nested``: as many of them as fit also have the next larger share; for any two
@@ -76,8 +76,8 @@ def fit(
         importance: Scores, or a file of scores. The best positions of each axis are kept instead of
             the first; for ``nested`` and ``free`` submodels the share is a share of the scores.
             Blocks are removed in the order of their scores.
-        multiple: Sizes are multiples of it, which hardware prefers; except heads, axes of fewer
-            than two multiples and axes that are not cut.
+        multiple: Make sizes multiples of this number, which hardware prefers. Exceptions are heads,
+            axes with fewer than two multiples, and axes that are not cut.
         keep: Axes that keep their size, by name, role or pattern, and blocks that stay; a block's
             name also includes the axes inside it, not the width between blocks.
         skip: Blocks that may be removed if needed, by name or pattern; ``"*"`` for all removable
@@ -91,8 +91,9 @@ def fit(
         verify: Run the laws of the rewrites, :func:`archgraph.take` and :func:`archgraph.skip`.
 
     Raises:
-        RewriteError: If there is no budget, it is invalid, or no submodel is within it; then the
-            message names the binding budget and the least possible value.
+        RewriteError: If there is no budget, a budget is invalid, or no submodel is within the
+            budgets. In the last case, the message names the binding budget and the least possible
+            value.
 
     Example:
         >>> import torch

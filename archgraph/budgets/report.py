@@ -22,9 +22,9 @@ class BudgetRange:
     """The possible budgets of a measure.
 
     Attributes:
-        full: Cost of the whole model.
+        full: Cost of the full model.
         least: Cost of the smallest submodel with all blocks.
-        without_blocks: Cost of the smallest one without removable blocks.
+        without_blocks: Cost of the smallest submodel without removable blocks.
     """
 
     full: int
@@ -33,9 +33,9 @@ class BudgetRange:
 
 
 def budget_ranges(graph: ArchGraph) -> dict[str, BudgetRange]:
-    """Return the cost of a model by each measure, and the least possible.
+    """Return a dict from measure to the cost of a model and of its smallest submodels.
 
-    Memory is that of a training step of 32 examples by SGD. Nothing is rewritten: costs are
+    Memory is that of a training step of 32 examples with SGD. No submodel is built, since costs are
     polynomials of the sizes.
 
     Example:
@@ -59,7 +59,7 @@ def budget_ranges(graph: ArchGraph) -> dict[str, BudgetRange]:
 
 
 def range_table(ranges: Mapping[str, BudgetRange]) -> Table:
-    """Return a row for each measure: the whole model, and the least possible."""
+    """Tabulate the range of budgets, a row for each measure."""
     removable = any(one.least != one.without_blocks for one in ranges.values())
     columns = ("budget", "whole model", "least", *(["without blocks"] if removable else []))
     rows = []
@@ -77,7 +77,7 @@ def fit_tables(graph: ArchGraph, small: ArchGraph, options: FitOptions) -> tuple
     Args:
         graph: The model.
         small: The submodel.
-        options: The request.
+        options: Arguments of :func:`archgraph.fit`.
 
     Example:
         >>> import torch

@@ -28,11 +28,11 @@ STEPS = 32
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Submodel:
-    """A submodel, as a choice.
+    """The sizes and the removed blocks that define a submodel.
 
     Attributes:
-        at: By width, the index of its size in its grid.
-        skipped: Removed blocks.
+        at: For each width, the index of its size among its possible sizes, ``[width]``.
+        skipped: Names of the removed blocks.
     """
 
     at: Ints
@@ -40,14 +40,14 @@ class Submodel:
 
 
 class Tally:
-    """One measure of all submodels, each width tried at once.
+    """The cost of any submodel in one measure, and its change with each width.
 
     Args:
-        parts: The measure's polynomial.
-        widths: By axis, the index of its width, and its positions per unit; for an axis that stays,
-            `count` and its size.
+        parts: The cost polynomial of the measure.
+        widths: Dict from axis to the index of its width and its positions per unit; for an axis
+            that is not cut, `count` and its size.
         count: Number of widths.
-        blocks: Removable blocks, and the axes that vanish with each.
+        blocks: Dict from each removable block to the axes that are removed with it.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Tally:
         self.active: dict[frozenset[str], Floats] = {}
 
     def there(self, skipped: frozenset[str]) -> Floats:
-        """Return the coefficients, 0 for terms of removed blocks."""
+        """Return the coefficients of the polynomial, 0 for terms of removed blocks."""
         if skipped not in self.active:
             gone = {name for block in skipped for name in self.blocks[block]}
             stays = np.array([part.there(skipped) for part in self.parts])[self.part]
@@ -95,7 +95,7 @@ class Tally:
         return values
 
     def value(self, sizes: Floats, skipped: frozenset[str]) -> float:
-        """Return the cost; a whole number below 2⁵³ is exact."""
+        """Return the cost; exact if it is an integer below 2⁵³."""
         return float(self.terms(sizes, skipped).sum())
 
     def changes(self, sizes: Floats, others: Floats, skipped: frozenset[str]) -> Floats:
@@ -117,12 +117,12 @@ class Search:
     """Submodels within budgets.
 
     Attributes:
-        tallies: Costs, by measure.
-        limits: The largest allowed cost, by budgeted measure.
-        grids: By width, the sizes that it may have, ascending; the last one is its whole size.
-        shares: By width, the share of each size of its grid, ascending; 1 at the last.
-        losses: By width, the loss of each size of its grid; 0 at the last.
-        depths: By section, its number of blocks, and the removable ones, first to last.
+        tallies: Dict from measure to its :class:`Tally`.
+        limits: Dict from each measure with a budget to the largest allowed cost.
+        grids: For each width, its possible sizes, ascending; the last one is its full size.
+        shares: For each width, the share of each possible size, ascending; the last one is 1.
+        losses: For each width, the loss of each possible size; the last one is 0.
+        depths: For each section, its number of blocks, and the removable ones in order of removal.
     """
 
     tallies: Mapping[str, Tally]
@@ -138,13 +138,13 @@ class Search:
         return np.fromiter(chosen, dtype=np.float64, count=len(at))
 
     def lost(self, at: Ints) -> Floats:
-        """Return the loss of each width."""
+        """Return the loss of each width in a submodel."""
         chosen = (loss[i] for loss, i in zip(self.losses, at, strict=True))
         return np.fromiter(chosen, dtype=np.float64, count=len(at))
 
     @property
     def start(self) -> Submodel:
-        """The whole network."""
+        """The full network, as a submodel."""
         return Submodel(np.array([len(grid) - 1 for grid in self.grids], dtype=np.int64))
 
     def exceeded(self, point: Submodel) -> tuple[str, ...]:
@@ -154,7 +154,7 @@ class Search:
         return tuple(m for m, value in values.items() if value > self.limits[m])
 
     def smallest(self) -> Submodel:
-        """Return the submodel that costs least."""
+        """Return the submodel with the smallest widths and without removable blocks."""
         skipped = frozenset(name for _, names in self.depths for name in names)
         return Submodel(np.zeros(len(self.grids), dtype=np.int64), skipped)
 
@@ -191,7 +191,7 @@ class Search:
 
         Args:
             point: The submodel.
-            last: By width, the largest allowed index of its size. Default: the last of its grid.
+            last: For each width, the largest allowed index. Default: the index of its full size.
         """
         at = point.at.copy()
         longest = max((len(grid) for grid in self.grids), default=1)

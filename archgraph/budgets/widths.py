@@ -1,4 +1,4 @@
-"""Possible sizes of a submodel: each axis by itself, or those that a class can have."""
+"""Possible sizes of a submodel: any size of each axis, or those that a model class supports."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ ClassCheck = Callable[[Rewritten], object]
 
 @dataclass(frozen=True)
 class AxisGroup:
-    """Axes that are cut together, to one share of each.
+    """Axes that are cut together, each to the same share of its size.
 
     Attributes:
-        axes: The axes.
-        step: Cuts are multiples of this many units.
+        axes: The axes that are cut together.
+        step: The number of units changes in multiples of this.
     """
 
     axes: tuple[Axis, ...]
@@ -36,7 +36,7 @@ class AxisGroup:
         return math.gcd(*(axis.size for axis in self.axes))
 
     def sizes(self, units: int) -> dict[Axis, int]:
-        """Return the sizes of the axes if some of the units stay."""
+        """Return a dict from axis to its size if this many units stay."""
         return {axis: axis.size // self.units * units for axis in self.axes}
 
     def grid(self, multiple: int) -> list[int]:
@@ -61,15 +61,16 @@ def widths_of_class(graph: ArchGraph, among: Iterable[Axis], check: ClassCheck) 
     """Return the widths that the class of a model allows to be smaller, by querying the class.
 
     1. Axes of equal size that differ only in the numbers of layers are one width.
-    2. A single width is cut to half. If the class ties it to others, which are not cut, they become
-       one width. If it has no such network for another reason, the width is not cut.
-    3. Cuts are multiples of the first divisor of the width by which it can become smaller: a class
-       may want it divisible by its number of heads.
+    2. Each width is halved alone. If the class ties it to other widths, which were not halved,
+       these become one width. If the class has no such network for another reason, the width is not
+       cut.
+    3. Cuts are multiples of the first divisor of the width by which it can become smaller, since a
+       class may require a multiple of its number of heads.
 
     Args:
         graph: The network.
         among: Axes that may be cut.
-        check: Queries the class.
+        check: Returns whether the class supports given sizes.
     """
     alike: dict[tuple[str, int], list[Axis]] = {}
     for axis in among:

@@ -23,7 +23,7 @@ KERNEL_ERRORS = (IndexError, RuntimeError, TypeError, ValueError)
 
 
 def arguments(node: fx.Node, read: Reader) -> dict[str, Value]:
-    """Return the arguments of a call by name, as values."""
+    """Return the arguments of a call, as a dict from name to graph value."""
     assert isinstance(node.target, torch._ops.OpOverload)
     formal = node.target._schema.arguments
     args = {a.name: read(v, str(a.type)) for a, v in zip(formal, node.args, strict=False)}
@@ -120,7 +120,7 @@ def written(node: fx.Node) -> fx.Node | None:
 
 @functools.cache
 def operator_name(target: torch._ops.OpOverload) -> str:
-    """Return a graph's name for an operator; ``unsqueeze_`` changes no value: ``unsqueeze``."""
+    """Return the name that graphs use for an operator, e.g. ``unsqueeze`` for ``unsqueeze_``."""
     op = op_name(target)
     if torch.Tag.inplace_view not in target.tags:
         return op

@@ -26,7 +26,7 @@ def example_tensors(inputs: object) -> list[Tensor]:
 
 
 def all_axes(inputs: object, stated: OpenAxes) -> OpenAxes:
-    """Add the batch to the open axes: dimension 0, unless the batch is stated."""
+    """Add the batch dimension to the dynamic dimensions. Default: dimension 0."""
     tensors = example_tensors(inputs)
     axes: list[dict[int, str]] = []
     for index, tensor in enumerate(tensors):
@@ -43,7 +43,7 @@ def axis_of(axes: Mapping[int, str], name: str = BATCH_WORD) -> int | None:
 
 
 def size_values(inputs: object, axes: OpenAxes) -> dict[str, int]:
-    """Return the values of open sizes in some inputs, by name."""
+    """Return a dict from each open (dynamic) size to its value in some inputs."""
     pairs = zip(example_tensors(inputs), axes, strict=True)
     return {name: int(x.shape[axis]) for x, mine in pairs for axis, name in mine.items()}
 
@@ -55,7 +55,7 @@ def leading(inputs: object, axes: OpenAxes) -> bool:
 
 
 def grow(inputs: T, axes: OpenAxes) -> T:
-    """Repeat a batch of one: export would treat a size of one as a constant."""
+    """Repeat a batch of one, since export would treat a size of one as a constant."""
     at = iter(map(axis_of, axes))
     pairs = zip(example_tensors(inputs), map(axis_of, axes), strict=True)
     batch = next((t.shape[axis] for t, axis in pairs if axis is not None), None)

@@ -135,9 +135,9 @@ class Formulas(TorchDispatchMode):
 
     @contextlib.contextmanager
     def of(self, parameters: Mapping[str, Tensor]) -> Iterator[None]:
-        """Run a call of a module whose parameters initially have their names as formulas.
+        """Record the formulas of a call of a module; the formula of a parameter is its name.
 
-        Code that reads numbers of a tensor without numbers raises.
+        The call raises an error if its code reads the values of a tensor that has a formula.
         """
         for name, parameter in parameters.items():
             if _address(parameter) not in self._memory:

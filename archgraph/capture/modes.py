@@ -30,8 +30,8 @@ class Readers:
     """Code that reads or sets the mode of modules while a model runs.
 
     Attributes:
-        flagged: Modules whose operators have a flag for their mode, by the addresses of their
-            attribute tables: an export wraps shared modules in objects with the same table.
+        flagged: Modules whose operators have a flag for their mode, as addresses of their attribute
+            dicts, since an export wraps shared modules in objects with the same dict.
         others: Whether other code reads or sets a mode.
     """
 
@@ -98,9 +98,10 @@ def reading_modes() -> Iterator[Readers]:
 
 @contextlib.contextmanager
 def without_momentum(model: nn.Module) -> Iterator[None]:
-    """Temporarily mark norms that average over all of their batches.
+    """Temporarily mark BatchNorm layers with ``momentum=None`` (cumulative average).
 
-    They would divide by a counter, whose value a program does not contain.
+    Such layers divide by ``num_batches_tracked``, whose value an exported program does not contain.
+    In the program, their momentum is NaN.
     """
     norms = [
         module

@@ -27,7 +27,7 @@ _ZEROS = (_ATEN.zeros.default, _ATEN.new_zeros.default)
 
 
 def unstack(tape: Tape) -> Tape:
-    """Replace recurrent operators by one per layer and direction, and operators that join them."""
+    """Split recurrent operators: one per layer and direction, and operators to connect them."""
     replaced: dict[fx.Node, fx.Node] = {}
     for node in list(tape.graph.nodes):
         if node.target in _SEQUENCES:

@@ -134,7 +134,7 @@ def quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def neutral() -> Iterator[None]:
-    """Disable the caller's settings, which apply to the built module as to the original."""
+    """Temporarily disable the caller's autocast, ``no_grad`` and inference mode."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())

@@ -68,7 +68,7 @@ class Traced:
 
     Attributes:
         graph: The architecture; it has no device.
-        state: Copies of the tensors by leaf name, on the model's device.
+        state: Dict from name to a copy of the parameter or buffer, on the model's device.
     """
 
     graph: ArchGraph
@@ -501,7 +501,7 @@ def _partly_frozen(model: nn.Module, flags: tuple[tuple[str, bool], ...]) -> Ite
 
 
 def _check_ready(model: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
-    """Refuse models and inputs that cannot be captured, before trying."""
+    """Raise an error for models and inputs that cannot be captured, before trying."""
     if not isinstance(model, nn.Module):
         raise TraceError("not a torch.nn.Module", found=type(model).__name__)
     for path, module in model.named_modules():

@@ -1,7 +1,8 @@
 """Data sets as values: read from local files, checked byte for byte, stored compactly.
 
 Input: ``data`` of an experiment, or an argument of ``ag.run``. Output: a ``Dataset`` (``values``),
-which normalises examples when they are read, and the positions of each client's training examples.
+    which normalises examples when they are read, and the indices of each client's training
+    examples.
 
 1. ``doors`` has a reader for each kind of data. Known sets (``load``): ``source`` reads their facts
    in ``sets/``, ``files`` finds and verifies them; ``images``, ``cifar``, ``words``, ``pairs``
@@ -19,7 +20,7 @@ which normalises examples when they are read, and the positions of each client's
   only builds arrays and plain containers. Only ``data: {python: …}`` calls a function.
 - Equal rows give equal bits, whatever their source. Test rows do not depend on the seed, so all
   seeds are tested on the same rows.
-- The meaning of targets is not guessed: without a task they must be whole numbers, the classes.
+- The meaning of targets is not guessed: without a task they must be integers, the classes.
 """
 
 from archgraph.data.files import ROOT_VARIABLE as ROOT_VARIABLE

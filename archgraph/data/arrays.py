@@ -1,4 +1,4 @@
-"""Conversion of arrays of any package to dense tensors, with errors that say what prevents it."""
+"""Convert arrays of any package to dense tensors, with helpful errors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _TYPES = {
 
 
 def array_of(value: object, where: str) -> Tensor | Text:
-    """Convert a tensor, an array, a table, a list, a number or a Pillow image.
+    """Convert a tensor, an array, a table, a list, a number or a Pillow image to a tensor.
 
     Sparse arrays become dense. Text stays an array of text.
 

@@ -18,7 +18,7 @@ from archgraph.errors import DataError
 
 
 def read_cifar(source: Source, files: Mapping[str, File], limit: int | None) -> Dataset:
-    """Read a data set of CIFAR batches, and no more batches than the limit needs."""
+    """Read a CIFAR data set, with only as many batches as the limit needs."""
 
     def part(names: Iterable[str]) -> tuple[Tensor, Tensor]:
         images: list[np.ndarray] = []
@@ -68,7 +68,7 @@ def read_cifar_batch(
 
     Args:
         content: The decompressed pickle. Nothing in it is executed: names other than numpy's array
-            constructors are refused.
+            constructors raise an error.
         where: Name of the file, for errors.
         classes: Key of the labels.
 
@@ -77,7 +77,7 @@ def read_cifar_batch(
         `[example]`.
 
     Raises:
-        DataError: The pickle is unsafe or damaged, or does not contain a batch.
+        DataError: If the pickle is unsafe or damaged, or does not contain a batch.
     """
     try:
         batch = _RestrictedUnpickler(io.BytesIO(content), encoding="bytes").load()

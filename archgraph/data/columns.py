@@ -41,11 +41,11 @@ INTEGER = re.compile(r"[-+]?\d{1,18}", re.ASCII)
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a file.
+    """A column of a table file: its name and its values.
 
     Attributes:
         name: Name of the column.
-        cells: Its values, as text or with the types of the file.
+        cells: Values of the column, as text or with the types of the file.
         locate: Returns file and row number of a row, for errors.
     """
 
@@ -100,14 +100,14 @@ class Column:
 
     @property
     def fractional(self) -> int | None:
-        """The first row whose value is not a whole number; None if there is none."""
+        """Index of the first row whose value is not an integer; None if there is none."""
         for row, cell in enumerate(self.cells):
             if isinstance(cell, bool) or not INTEGER.fullmatch(str(cell).strip()):
                 return row
         return None
 
     def check_category(self, otherwise: str) -> None:
-        """Raise if a presumed category contains numbers in another notation, or free text.
+        """Check that a presumed category contains neither oddly written numbers nor free text.
 
         Args:
             otherwise: Advice for values that are meant to be categories.
@@ -156,7 +156,7 @@ class Column:
         """Return the values as text.
 
         Raises:
-            DataError: If one is missing.
+            DataError: If a value is missing.
         """
         self._complete()
         return list(map(str, self._stripped))
@@ -168,7 +168,7 @@ class Column:
             otherwise: Advice for values that are not meant to be numbers.
 
         Raises:
-            DataError: If one is missing, is not a number, or does not fit into float32.
+            DataError: If a value is missing, is not a number, or does not fit into float32.
         """
         self._complete()
         values = self._numbers
@@ -195,7 +195,7 @@ class Column:
         """Return values 0 and 1 as bool ``[row]``.
 
         Raises:
-            DataError: If one is something else.
+            DataError: If a value is neither 0 nor 1.
         """
         values = self.numbers()
         for row in np.flatnonzero((values != 0) & (values != 1))[:1]:
@@ -215,10 +215,10 @@ class Column:
 
 
 class Features(NamedTuple):
-    """Columns as numbers, float64 ``[row, feature]``, with the column that each feature is from.
+    """Columns as numbers, float64 ``[row, feature]``, with the source column of each feature.
 
     Attributes:
-        values: The numbers, ``[row, feature]``.
+        values: Values of the features, ``[row, feature]``.
         measured: Whether a feature is a column of numbers (not part of a category), ``[feature]``.
         names: Name of the column of each feature.
     """
@@ -299,12 +299,12 @@ def measures(column: Column, kind: ColumnKind | None) -> bool:
 
 
 def check_columns(known: Collection[str], keys: Mapping[str, Collection[str]], inputs: str) -> None:
-    """Raise unless all columns exist, and the inputs contain some, but neither target nor client.
+    """Check that all columns exist, and that inputs have some, but not the target or client.
 
     Args:
         known: The columns of the table.
-        keys: Key of `data` → the columns that it names.
-        inputs: The key of the input columns.
+        keys: Dict from key of `data` to the columns that it names.
+        inputs: Key of `data` for the input columns.
 
     Raises:
         DataError: Names the key and the column.
@@ -328,7 +328,7 @@ def targets(
 ) -> tuple[Tensor, tuple[str, ...]]:
     """Return targets and the names of their classes; no names if targets are numbers.
 
-    Whole numbers are classes if there is no task, or only an objective.
+    Integers are classes if there is no task, or only an objective.
 
     Args:
         columns: The target columns.

@@ -47,7 +47,7 @@ READERS: Mapping[type[DataSpec], Callable[[Any, str | None], Dataset]] = {
 
 
 def data_from_python(value: object, task: str | None = None) -> Dataset:
-    """Return the data that was passed to :func:`archgraph.run` in Python.
+    """Return the data set that was passed to :func:`archgraph.run` in Python.
 
     Args:
         value: As for :func:`archgraph.data.dataset_of`; or a mapping with the keys of
@@ -81,7 +81,7 @@ def data_from_python(value: object, task: str | None = None) -> Dataset:
 
 
 def read_data(spec: DataSpec, task: str | None = None, *, check: bool = False) -> Dataset:
-    """Return the data that an experiment names.
+    """Return the data set that an experiment names.
 
     Args:
         spec: The `data` of the experiment, with absolute paths.
@@ -90,7 +90,7 @@ def read_data(spec: DataSpec, task: str | None = None, *, check: bool = False) -
 
     Raises:
         DataError: If no data is named, or files are missing, damaged or differ in form.
-        SpecError: If it names Python code that must not be imported, or cannot be.
+        SpecError: If the spec names Python code that must not or cannot be imported.
 
     Example:
         >>> read_data(NamedData(dataset="digits"))

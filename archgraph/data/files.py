@@ -1,4 +1,4 @@
-"""Data files: located below a root folder, decompressed, compared with the published files."""
+"""Locate data files below a root folder, decompress them, and compare their checksums."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def check_size(
     unit: str = "bytes",
     hint: str | None = None,
 ) -> None:
-    """Raise if something is too large. Call this before it is unpacked.
+    """Check a size against a limit; call this before unpacking a file.
 
     Raises:
         DataError: If `size` exceeds `most`.
@@ -158,7 +158,7 @@ def located(source: Source, root: str | Path | None, *, verify: bool = True) -> 
         verify: Whether to compare the files with the published ones.
 
     Raises:
-        DataError: The folder or a file is missing.
+        DataError: If the folder or a file is missing.
     """
     root = _root(source, root)
     candidates = [
@@ -190,7 +190,7 @@ def located(source: Source, root: str | Path | None, *, verify: bool = True) -> 
 
 
 def lacking(source: Source, root: str | Path | None) -> str | None:
-    """List the files of a data set that are missing; None if all are below the root folder.
+    """List the missing files of a data set; None if all are below the root folder.
 
     Example:
         >>> from archgraph.data.source import source

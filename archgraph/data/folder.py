@@ -64,7 +64,7 @@ def read_folder(spec: FolderData) -> Dataset:
 def images_of_classes(
     folder: Path, size: tuple[int, int], *, colour: bool
 ) -> tuple[list[str], Tensor]:
-    """Read the images of a folder that has a folder per class: class names, and uint8 pixels.
+    """Read images from a folder per class, and return the class names and uint8 pixels.
 
     Args:
         folder: The folder that contains the folders of the classes.

@@ -1,7 +1,8 @@
-"""The form of data, by which rows on another machine are read so that they mean the same there.
+"""The form of a data set: types, class names and scales for reading rows on another machine.
 
 Every machine uses the same number for a class, the same column for a category and the same scale
-for numbers, although none of them sees all rows. All are those of the data that the form describes.
+for numbers, although none of them sees all rows. They come from the data set that the form
+describes.
 """
 
 from __future__ import annotations
@@ -28,14 +29,16 @@ Columns: TypeAlias = dict[str, tuple[str, ...] | None]
 
 @dataclass(frozen=True)
 class DataForm:
-    """The form of a data set.
+    """Types, shapes, class names and scales of a data set, without its rows.
 
     Attributes:
         inputs: Type and shape of an input.
         targets: Type and shape of a target.
         labels: Names of the classes, in order; empty if targets are numbers.
-        mean: Mean of each channel (column), which is subtracted; None if inputs stay as they are.
-        std: Standard deviation of each channel, by which it is then divided; None likewise.
+        mean: Mean of each channel (column), to subtract from inputs; None if inputs are not
+            normalised.
+        std: Standard deviation of each channel (column), to divide inputs by; None if inputs are
+            not normalised.
         columns: Input columns of a table.
     """
 
@@ -48,7 +51,7 @@ class DataForm:
 
     @classmethod
     def of(cls, spec: DataSpec, data: Dataset) -> DataForm:
-        """Return the form of data that was read by a spec.
+        """Return the form of a data set that was loaded from a spec.
 
         Raises:
             DataError: If rows of this kind of data cannot be read separately on each machine.

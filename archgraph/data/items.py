@@ -35,13 +35,13 @@ class Items(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """Reads items again, each under a seed derived from its position.
+    """Items of torch datasets, read again in each pass with a seed derived from their index.
 
     The generators of torch, NumPy and Python are seeded before each item: an item depends neither
     on the process that reads it nor on what was read before.
 
     Attributes:
-        parts: First position and items of each client's part.
+        parts: For each client, the index of its first item and its items.
         convert: Converts an item to inputs by name, and a target.
     """
 
@@ -76,14 +76,14 @@ class Reading:
 
 @dataclass(frozen=True, eq=False)
 class Streaming:
-    """Reads streams: creates a new iterator in each pass, under a seed.
+    """Streaming data of clients; each pass creates a new iterator with its own seed.
 
     The generators of torch, NumPy and Python are seeded at the start of the pass and before each
     minibatch. If a stream has `set_epoch`, it is called with a number derived from the pass.
 
     Attributes:
-        streams: First position of a client's examples → its stream: an iterable, or a function
-            that returns an iterator.
+        streams: Dict from the index of a client's first example to the client's stream: an
+            iterable, or a function that returns an iterator.
         convert: Converts an item to inputs by name, and a target.
         where: Name of the split, for errors.
     """

@@ -1,4 +1,4 @@
-"""Loading known data sets by name."""
+"""Load known data sets by name."""
 
 from __future__ import annotations
 

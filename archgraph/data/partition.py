@@ -28,7 +28,7 @@ def allot(
     ordered: bool = True,
     **params: float | str | bool,
 ) -> tuple[np.ndarray, ...]:
-    """Divide examples among clients: parts are nonempty, and disjoint except for `whole`.
+    """Divide examples among clients into nonempty parts, which are disjoint except for `whole`.
 
     The same seed gives the same partition. A kind of client may own a fixed share of all examples
     (RecipFL, §5.1). This share is taken first, with all classes in proportion, and divided equally

@@ -87,7 +87,7 @@ class Source:
 
     @property
     def files(self) -> Mapping[str, Published]:
-        """All files by name."""
+        """Dict from name to file."""
         return {**self.train, **self.test}
 
 

@@ -86,7 +86,7 @@ def form_of(rows: Tensor | Text) -> str:
 
 
 def check_said(form: str, where: str) -> None:
-    """Raise unless targets are classes without a task: one whole number per example.
+    """Check, if no task is set, that targets are classes: one integer per example.
 
     Args:
         form: Type and shape of the targets, as described by :func:`form_of`.

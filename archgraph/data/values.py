@@ -52,19 +52,21 @@ class Split:
 
     Attributes:
         inputs: Images, uint8 `[example, channel, height, width]`; rows of a table `[example,
-            column]`, float64 where they have statistics, else float32; tokens, of any integer type
+            column]`, float64 if they are normalised, else float32; tokens, of any integer type
             `[example, position]`; or floating point numbers of any shape `[example, ...]`.
-        targets: int64, bool or float32 `[example, ...]`; see the table above.
+        targets: int64, bool or float32 `[example, ...]`: classes, labels or numbers, according to
+            the table in :mod:`archgraph.data.values`.
         mean: Mean of each channel (column) over training examples, in units of `inputs`; None for
             text, and for numbers that are not normalised.
-        std: Standard deviation of each channel likewise.
-        beside: Further inputs by name, `[example, ...]`, such as an attention mask.
-        padding: Padding of the texts, by which batches are shortened to their longest text.
-            Default: batches have all positions.
-        again: Reads examples again under a seed, if they change from one read to the next (as with
-            random crops).
-        stream: Reads minibatches of a client's stream. Examples then have no positions, and
-            `inputs` and `targets` only determine their form and number.
+        std: Standard deviation of each channel (column), in the same units and with the same
+            exceptions.
+        beside: Dict from name to an additional input, `[example, ...]`, such as an attention mask.
+        padding: Padding of the texts. Batches are trimmed to their longest text. Default: batches
+            are not trimmed.
+        again: Function that reads examples again with a given seed, for data that changes from read
+            to read (random crops).
+        stream: Function that reads minibatches of a client's stream. If set, examples cannot be
+            indexed, and only the dtype, shape and length of `inputs` and `targets` are used.
 
     Example:
         >>> images = torch.tensor([[[[0, 2]]], [[[4, 6]]]], dtype=torch.uint8)
@@ -107,7 +109,7 @@ class Split:
         return self._normalised(self.inputs[chosen]), self.targets[chosen]
 
     def _check_positions(self) -> None:
-        """Raise if examples are those of a stream, which cannot be read by position."""
+        """Raise an error if the split is a stream, whose examples cannot be indexed."""
         if self.stream is not None:
             raise DataError(
                 "examples of a stream have no positions",

@@ -25,7 +25,7 @@ from archgraph.ops.idioms import idioms
 
 @per_graph
 def graph_facts(graph: ArchGraph) -> Facts:
-    """Collect the facts about a graph; cached with it.
+    """Return sizes, costs, blocks, and cut or pinned axes of a graph for display; cached.
 
     Example:
         >>> import torch

@@ -27,11 +27,12 @@ class Reach:
 
 
 class Cover(dict[str, float]):
-    """Share of the clients that feed each leaf of a global state, 0 to 1, by leaf name.
+    """Maps each parameter or buffer of a global state to the share of clients that update it.
 
     Args:
-        counts: Clients of each kind.
-        parts: Share of its positions that each kind of client has, by leaf.
+        counts: Number of clients of each kind.
+        parts: Dict from parameter or buffer to the share of its values that each kind of client
+            has.
 
     >>> cover = Cover((1, 3), {"w": (1.0, 0.5)})
     >>> cover["w"], cover.reach({"w": 8})
@@ -65,7 +66,7 @@ class Cover(dict[str, float]):
 
 
 def coverage(federation: Family | Iterable[tuple[Transfer, int]]) -> Cover:
-    """Return the share of clients that feed each leaf of the global state, 0 to 1, by name.
+    """Return a dict from each parameter or buffer to the share of clients that update it.
 
     A client that has a part of a leaf counts by that part: half of the clients at half of the rows
     make 0.75 with the others at all rows. :meth:`Cover.reach` tells the two apart.

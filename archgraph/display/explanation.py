@@ -43,13 +43,13 @@ class Explanation:
 
     Attributes:
         model: Name of the graph.
-        asked: Name of the part to explain. Default: the whole graph.
-        about: The facts about the whole graph.
+        asked: Name of the part to explain. Default: the complete graph.
+        about: Sizes, costs and axes of the complete graph.
         axes: The axes of the part.
         roles: Its free axes by role.
         sections: Its free axes by section.
-        blocks: Its blocks.
-        leaves: Its leaves; for an axis, the leaves with that axis. Empty for the whole graph.
+        blocks: Blocks of the part.
+        leaves: Parameters and buffers of the part, or with the axis. Empty for the complete graph.
         budgets: By measure, the cost of the whole graph and of its smallest submodel. Empty for a
             part.
     """

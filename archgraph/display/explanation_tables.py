@@ -33,15 +33,15 @@ def savings(saving: Saving | None) -> tuple[str, str]:
 
 
 def numbered_runs(names: Sequence[str], keys: Sequence[Hashable]) -> list[tuple[str, list[int]]]:
-    """Return the names that differ in one number and agree in everything else, in order.
+    """Group names that differ in one number and agree in everything else, in order.
 
     Args:
         names: Names with numbers in them.
-        keys: Other values of each name that must be equal within a run.
+        keys: For each name, a value that must be equal within a group.
 
     Returns:
-        The pattern and the indices of the members of each run; the pattern of a single name is the
-        name.
+        For each group, its pattern and the indices of its members. The pattern of a group with one
+        name is the name.
 
     Example:
         >>> numbered_runs(["a.0.w", "a.1.w", "b1.w", "b2.w", "c"], [8, 8, 8, 4, 4])

@@ -81,7 +81,7 @@ class BlockFact:
 
     Attributes:
         name: Its name.
-        section: Its section.
+        section: Name of the section that contains the block.
         kind: ``residual``, ``chain``, ``parallel``, ``dense`` or ``head``.
         removable: Whether it can be skipped.
         reason: Why it cannot be skipped; empty if it can.
@@ -128,11 +128,11 @@ class Facts:
         macs: Multiply–accumulates of one example in evaluation.
         reach: Share of the parameters that are on a free axis, 0 to 1.
         halving: Savings from halving every free axis.
-        axes: Axes by name.
+        axes: Dict from name to axis.
         roles: Free axes by role.
         sections: Free axes by section.
-        blocks: Blocks by name.
-        leaves: Leaves by name.
+        blocks: Dict from name to block.
+        leaves: Dict from name to parameter, buffer or constant.
         met: Axes in the arguments and results of each operator.
         pricing: Computes the savings of other changes.
     """

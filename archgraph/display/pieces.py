@@ -160,7 +160,7 @@ def feeds_of(graph: ArchGraph, visible: Sequence[str]) -> dict[str, tuple[str, .
 
 
 def masks_of(graph: ArchGraph) -> dict[str, str]:
-    """Return operators without parameters that only compute masks, each with its mask."""
+    """Return a dict from each parameter-free operator that only computes a mask to that mask."""
     ends = set(graph.output_refs())
     masks: dict[str, str] = {}
     # Backwards: whether a node leads only to a mask depends on its users.

@@ -18,13 +18,13 @@ from archgraph.layout.layouts import Layout
 
 @dataclass(frozen=True, slots=True)
 class Saving:
-    """The savings of a change.
+    """The parameters and MACs that a change saves.
 
     Attributes:
-        parameters: Elements of parameters, tied ones once.
+        parameters: Number of parameters that are saved; tied ones count once.
         macs: Multiply–accumulates of one example in evaluation.
-        parameters_share: Parameters as a share of the whole model, 0 to 1.
-        macs_share: MACs as a share of the whole model, 0 to 1.
+        parameters_share: ``parameters`` as a share of the full model's, 0 to 1.
+        macs_share: ``macs`` as a share of the full model's, 0 to 1.
     """
 
     parameters: int
@@ -69,7 +69,7 @@ class Pricing:
             self.met[node.name] = names
 
     def names(self, layout: Layout) -> frozenset[str]:
-        """Return the axes in a layout."""
+        """Return the names of the axes that occur in the layout of a dimension."""
         key = id(layout)
         if key not in self._names:
             self._names[key] = frozenset(a.name for a in axis_refs(layout))

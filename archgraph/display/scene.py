@@ -116,7 +116,7 @@ class Scene:
 
     @property
     def box(self) -> Mapping[str, Box]:
-        """Boxes by name."""
+        """Dict from name to box."""
         return {b.name: b for b in self.boxes}
 
     def clusters(self) -> Iterator[Cluster]:

@@ -69,10 +69,10 @@ class Address:
         return resolve(load_family(self.path))
 
     def graph(self, choices: Choices | None = None) -> ArchGraph:
-        """Return the architecture; without a member, that of the global model.
+        """Return the addressed architecture; for a family or a run, by default the global model's.
 
         Raises:
-            ArchGraphError: If it cannot be read, or is one of several.
+            ArchGraphError: If the architecture cannot be read, or the address could mean several.
         """
         if self.is_run:
             from archgraph.record.folder import run_folder
@@ -108,7 +108,7 @@ class Address:
     def models(
         self, weights: Path | None = None, *, data_root: Path | None = None, tested: bool = False
     ) -> Mapping[str, WithState]:
-        """Return architectures with weights by name; the model of a model file is named ``""``.
+        """Return a dict from name to architecture and weights; a model file has the name ``""``.
 
         Args:
             weights: A file of weights. Default: those of the model, or else untrained weights.
@@ -116,7 +116,7 @@ class Address:
             tested: For a run, use the running statistics with which each model is tested.
 
         Raises:
-            ArchGraphError: If it cannot be read, or the weights do not fit the model.
+            ArchGraphError: If the file cannot be read, or the weights do not fit the model.
         """
         if self.is_run:
             from archgraph.engine.run_models import trained
@@ -139,7 +139,7 @@ class Address:
     def model(
         self, weights: Path | None = None, *, data_root: Path | None = None, tested: bool = False
     ) -> WithState:
-        """Return an architecture with weights, as :meth:`models`; for a run, the global model."""
+        """Return an architecture and weights as in :meth:`models`; for a run, the global model."""
         models = self.models(weights, data_root=data_root, tested=tested)
         if len(models) > 1 and GLOBAL not in models:
             raise SpecError(

@@ -140,7 +140,7 @@ def exchanged(
     """Shuffle the labels of some clients among these clients, which keep their numbers of labels.
 
     Args:
-        shares: Positions of each client's examples, by client.
+        shares: Dict from client to the indices of its examples.
         targets: Targets of all examples, ``[example, ...]``.
         seed: Seed of the run.
 

@@ -18,17 +18,17 @@ FILE = "clients.json"
 
 
 class ClientFacts(BaseModel):
-    """A client of a run.
+    """A client of a run: its tier, its name and its numbers of examples.
 
     Attributes:
-        client: Its number.
-        tier: Name of its tier in the family.
-        name: Its name in the data, or the owner of this additional model, or empty.
-        of: The client that trains this model in addition to its own; None for a client itself.
-        added: Private entries of its model that the global model lacks.
-        examples: Number of its training examples.
+        client: Id of the client.
+        tier: Name of the client's tier in the family.
+        name: Name of the client in the data, or the owner of this additional model; may be empty.
+        of: For an additional model, the id of the client that trains it; None for a client.
+        added: Private entries of the client's model that the global model lacks.
+        examples: Number of training examples.
         classes: Number of examples per class; empty if examples do not have a single class.
-        malicious: Whether it attacks.
+        malicious: Whether the client attacks, in a simulated attack.
     """
 
     model_config = ConfigDict(frozen=True, strict=True)
@@ -60,7 +60,7 @@ def clients_file(experiment: Experiment, added: Mapping[str, list[str]]) -> str:
 
     Args:
         experiment: The experiment.
-        added: By tier, the entries that the global model lacks and that stay with clients.
+        added: Dict from tier to the entries that the global model lacks and that stay with clients.
     """
     world = experiment.world
 
@@ -86,11 +86,11 @@ def clients_file(experiment: Experiment, added: Mapping[str, list[str]]) -> str:
 
 
 def further(clients: tuple[Client, ...], also: Mapping[str, Sequence[str]]) -> tuple[Client, ...]:
-    """Return clients, followed by the additional models that some of them train.
+    """Return the clients, followed by the additional models that some of them train.
 
     Args:
         clients: The clients of the family.
-        also: By tier, the tiers whose models its clients train, too.
+        also: Dict from tier to the other tiers whose models its clients also train.
 
     Example:
         >>> clients = (Client(0, "strong", 9, ()), Client(1, "weak", 5, ()))
@@ -107,7 +107,7 @@ def further(clients: tuple[Client, ...], also: Mapping[str, Sequence[str]]) -> t
 
 
 def read_clients(folder: Path) -> tuple[ClientFacts, ...]:
-    """Read the clients of a run folder; none for old folders without them.
+    """Read the clients of a run folder; empty for old folders without the file.
 
     Raises:
         RunError: If the file is damaged.

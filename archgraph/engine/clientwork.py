@@ -35,12 +35,12 @@ RECORDED = frozenset(
 
 
 class Assignment(NamedTuple):
-    """The work of a client.
+    """The work of a client in a round.
 
     Attributes:
         round: Counted from 1; 0 for the survey.
         task: The client's task.
-        private: Its private tensors from earlier rounds.
+        private: The client's private tensors from earlier rounds.
     """
 
     round: int
@@ -57,12 +57,12 @@ class Returned:
     by the server. Both send it by :mod:`archgraph.states.wire`.
 
     Attributes:
-        outcome: Outcome of the program; None if it is refused.
+        outcome: Outcome of the program; None if it is rejected.
         findings: Findings of the strategy's ``examine`` in the outcome.
         seconds: Duration of the client's work; on Flower, the server's waiting time.
         bytes_up: Bytes returned; None if unknown.
         change: The size of the change of merged entries; None if there is no limit.
-        refused: Reason why the server refuses it; None if accepted.
+        refused: Reason why the server rejects the outcome; None if it accepts it.
     """
 
     outcome: Outcome | None = None
@@ -197,10 +197,10 @@ class ClientWork:
         )
 
     def check(self, task: Task, outcome: Outcome, optional: Collection[str] = ()) -> None:
-        """Refuse results that must not be merged.
+        """Raise an error for results that must not be merged.
 
         Raises:
-            RejectedUpdate: Names the entry.
+            RejectedUpdate: If a result cannot be merged. The message names the entry.
         """
         # A bound, not a count: a program may pass each example several times.
         steps = (

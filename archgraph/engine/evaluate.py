@@ -53,7 +53,7 @@ class Evaluator:
     def __call__(
         self, models: Iterable[Evaluated], *, private: Mapping[int, ClientState], round: int
     ) -> dict[str, Json]:
-        """Return the figures of each model, and of all together.
+        """Test all models, and return the metrics of each and over all of them.
 
         Returns:
             ``better``: for each figure, whether more is better; the judge comes first.
@@ -331,7 +331,7 @@ class _Tested:
 
 
 def mean_of(rows: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Mean of each figure."""
+    """Return the mean of each metric over several tests."""
     rows = list(rows)
     if len(rows) == 1:
         return dict(rows[0])
@@ -339,11 +339,11 @@ def mean_of(rows: Iterable[Mapping[str, float]]) -> dict[str, float]:
 
 
 def worst_tenth(rows: Iterable[Mapping[str, float]], lower: Collection[str]) -> dict[str, float]:
-    """Return the mean of each figure over the tenth of the clients with its worst values.
+    """Return the mean of each metric over the tenth of the clients with its worst values.
 
     Args:
-        rows: Figures of each client; a tenth of them is rounded up.
-        lower: The figures for which less is better.
+        rows: Metrics of each client; a tenth of the clients is rounded up.
+        lower: The metrics for which lower is better.
 
     Example:
         >>> worst_tenth([{"accuracy": a / 10, "loss": 1 - a / 10} for a in range(10)], {"loss"})

@@ -33,8 +33,8 @@ class Experiment:
         world: Clients, tiers and devices.
         strategy: The method.
         data: The data set.
-        shares: Positions of each client's training examples; an additional model has those of the
-            client that trains it.
+        shares: Dict from client to the indices of its training examples. An additional model has
+            the examples of the client that trains it.
         local: Options of local training.
         evaluate: Settings of tests.
         engine: Number of processes, and limits on a client's time and memory.
@@ -48,8 +48,8 @@ class Experiment:
         facts: Everything that determines the run's numbers, as plain values.
         locating: Context in which errors point at the line of a key in the file.
         selection: Selection by held-out examples. Default: none are held out.
-        held_out: Positions of the training examples that are held out.
-        by_kind: Options of tiers that override ``local``, by tier.
+        held_out: Indices of the held-out training examples.
+        by_kind: Dict from tier to its options, which override ``local``.
     """
 
     world: World
@@ -73,7 +73,7 @@ class Experiment:
 
     @functools.cached_property
     def malicious(self) -> frozenset[int]:
-        """Clients that attack."""
+        """Ids of the clients that attack."""
         if self.attack is None:
             return frozenset()
         clients = self.world.participants
@@ -83,7 +83,7 @@ class Experiment:
 
     @functools.cached_property
     def exchanged(self) -> Mapping[int, torch.Tensor]:
-        """Labels of the backdoor by malicious client, if they are shuffled among them."""
+        """Dict from malicious client to its backdoor labels, if they are shuffled among clients."""
         if self.attack is None or self.attack.among == "own":
             return {}
         shares = {client: self.shares[client] for client in self.malicious}

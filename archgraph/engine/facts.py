@@ -68,12 +68,12 @@ def as_resolved(spec: ExperimentSpec, strategy: Strategy) -> str:
 
 
 def settled(spec: ExperimentSpec, strategy: Strategy, *, every: bool = False) -> dict[str, Json]:
-    """Return an experiment without its family, as plain values with every default.
+    """Return an experiment as plain values with every default, without its family.
 
     Args:
         spec: The experiment.
-        strategy: Its strategy, configured.
-        every: Include values that do not affect results, such as the location of the data.
+        strategy: Strategy of the experiment, with its options.
+        every: If True, include values that do not affect results, such as the location of the data.
     """
     # Without options that are not set: runs from before an option existed stay comparable.
     values = spec.model_dump(mode="json", by_alias=True, exclude={"family"}, exclude_none=True)

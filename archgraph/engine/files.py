@@ -30,8 +30,8 @@ def verdict_of(spec: ExperimentSpec, path: Path, *, python: bool = False) -> Ver
 
     Args:
         spec: The experiment.
-        path: Its file.
-        python: Consent to run the Python code that it names.
+        path: File of the experiment.
+        python: If True, allow running the Python code that the experiment refers to.
     """
     try:
         with allowed(python):
@@ -53,7 +53,7 @@ def checked_experiment(
             needed.
 
     Raises:
-        ArchGraphError: If it cannot run.
+        ArchGraphError: If the experiment cannot run.
     """
     # Here, not above: kinds of files are known before torch is needed.
     import torch

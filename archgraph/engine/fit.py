@@ -1,4 +1,4 @@
-"""Checks that models and data fit: inputs by name and shape, classes, vocabulary."""
+"""Check that models fit the data: names and shapes of inputs, classes, vocabulary."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def check_images(data: Dataset) -> None:
     """Check that inputs are images.
 
     Raises:
-        RunError: If they are not.
+        RunError: If the inputs are not images.
     """
     if data.integral or len(data.shape) != 3:
         raise RunError(
@@ -130,7 +130,7 @@ def fitted(graph: ArchGraph, data: Dataset) -> ArchGraph:
     If a model has a single input, it may have any name, and gets the data's first input.
 
     Raises:
-        RunError: If it needs an input that the data does not have.
+        RunError: If the architecture needs an input that the data does not have.
 
     Example:
         >>> from archgraph.data import Split

@@ -22,20 +22,21 @@ def load(
             ``RUN:NAME`` for a model of a run (``global`` or a kind of client, as in the table of
             :func:`archgraph.run`), or a run folder for all of its models.
         choices: Values of the model's ``choices``, e.g. ``{"stage1.depth": 4}``. For an ONNX file,
-            numbers for open dimensions, and ``"open"`` for fixed dimensions: ``{"batch": "open",
-            "length": 128}``.
-        python: Consent to run the Python code that the file, or the run's files, name.
+            numbers for dynamic dimensions, and ``"open"`` to make fixed dimensions dynamic:
+            ``{"batch": "open", "length": 128}``.
+        python: If True, allow running the Python code that the file, or the run's files, refer to.
 
     Returns:
         For a YAML file, the graph. For files with weights (ONNX, a folder, ``RUN:NAME``), a pair as
         returned by :func:`archgraph.trace`: ``graph, state = load("net.onnx")``; for a transformers
-        folder, as returned by :func:`archgraph.from_transformers`. For a run folder, these pairs by
-        name. A run's model has the running statistics with which it is tested.
+        folder, as returned by :func:`archgraph.from_transformers`. For a run folder, a dict from
+        the name of each model to its pair. The state of a run's model includes the running
+        statistics that its test used.
 
     Raises:
-        SpecError: If it cannot be read, or names Python code without your consent, with file, line
-            and key; if a run does not have the model.
-        TraceError: If it names a Python model that cannot be traced.
+        SpecError: If the file cannot be read, if it refers to Python code and ``python`` is False,
+            or if the run has no such model. The message gives the file, line and key.
+        TraceError: If the file refers to a Python model that cannot be traced.
         ArchGraphError: If a run's data is missing or its checkpoint damaged.
     """
     address = Address.of(path)

@@ -74,7 +74,7 @@ class Run:
 
     @property
     def troubles(self) -> tuple[str, ...]:
-        """Refused updates, failed clients and figures that are not finite, with their rounds."""
+        """Rejected updates, failed clients and metrics that are not finite, with their rounds."""
         return tuple(troubles(self.rounds))
 
     @property
@@ -97,7 +97,7 @@ class Run:
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Total seconds of all rounds, by part: local training, server, evaluation, record."""
+        """Seconds of all rounds for each phase: local training, server, evaluation, record."""
         names = ("local", "server", "evaluate", "record", "total")
         return {name: sum(r["seconds"].get(name, 0.0) for r in self.rounds) for name in names}
 

@@ -135,7 +135,7 @@ def _check_tensor(leaf: Param, tensor: torch.Tensor, where: str) -> None:
 
 
 def mapped_names(names: Iterable[str], rename: Mapping[str, str]) -> dict[str, str]:
-    """Map names of a file to names of the model, by the first rule that matches a name's beginning.
+    """Map names of a file to names of the model; the first rule with a matching prefix applies.
 
     Raises:
         RunError: If a rule does not match any name, or two names become the same.

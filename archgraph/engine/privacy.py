@@ -37,7 +37,7 @@ ORDERS = (*range(2, 64), 72, 80, 96, 112, 128, 160, 192, 256, 384, 512, 1024)
 
 
 def check_privacy(experiment: Experiment, first: ServerState) -> None:
-    """Refuse an experiment whose ``privacy`` cannot be guaranteed.
+    """Raise an error for an experiment whose ``privacy`` cannot be guaranteed.
 
     Args:
         experiment: The experiment.

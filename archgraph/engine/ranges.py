@@ -1,4 +1,4 @@
-"""Possible values of a client's model after training, by the roles of its entries."""
+"""Possible values of a client's model after training, from the role of each entry."""
 
 from __future__ import annotations
 

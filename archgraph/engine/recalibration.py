@@ -69,14 +69,15 @@ def recalibrated(
 
 
 def check_enough_examples(graph: ArchGraph, examples: int) -> None:
-    """Check that a number of examples suffices for statistics.
+    """Check that there are enough examples to recompute the running statistics of norms.
 
     Args:
         graph: The architecture.
-        examples: Number of the training examples that they are taken from.
+        examples: Number of training examples used to compute the statistics.
 
     Raises:
-        RunError: If a layer would see one value of each channel, which has no variance.
+        RunError: If a layer would get a single value per channel, so that its variance is
+            undefined.
     """
     _, buffers = _measuring(graph)
     for node in graph.nodes if examples == 1 else ():

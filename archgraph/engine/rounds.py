@@ -100,7 +100,7 @@ class Elsewhere(Protocol):
         """Return the tasks in their order, each with a function that waits for its outcome."""
 
     def events(self) -> list[dict[str, Json]]:
-        """Return new events of the machines since the last call: late or refused ones."""
+        """Return new events since the last call, such as late or rejected machines."""
 
 
 def sample(
@@ -189,7 +189,7 @@ class RoundPlan:
         self.failed.append({**row, "reason": printable(died.reason)})
 
     def settle(self) -> None:
-        """Check, after the last client, that one at least succeeded or was refused.
+        """Check, after the last client, that at least one succeeded or was rejected.
 
         Raises:
             RunError: If every client failed: then clients are not the cause.

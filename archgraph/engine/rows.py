@@ -45,7 +45,7 @@ class ClientRows:
 
     @classmethod
     def of(cls, data: Dataset, digest: str = "") -> Self:
-        """Return the rows of a data set on this machine."""
+        """Count the training examples of a data set on this machine, also by class."""
         counts = class_histogram(data.train.targets, data.classes)
         classes = data.classes is not None and not data.train.targets.dtype.is_floating_point
         single = classes and data.train.targets.dtype != torch.bool

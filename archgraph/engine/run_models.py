@@ -21,7 +21,7 @@ def trained(
     python: bool = False,
     tested: bool = False,
 ) -> dict[str, Model]:
-    """Return architectures with weights by name: ``global``, tiers, clusters.
+    """Return a dict from name (``global``, tiers, clusters) to architecture and weights.
 
     A model of which clients have their own versions (created for them, or with private tensors) is
     included once per client, as ``NAME/CLIENT``.

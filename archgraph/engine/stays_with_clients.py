@@ -53,7 +53,7 @@ def check_private(experiment: Experiment, state: ServerState) -> None:
 
 
 def kept_additions(experiment: Experiment, state: ServerState) -> Mapping[str, list[str]]:
-    """Return the private entries that the global model lacks, by tier.
+    """Return a dict from tier to the private entries that the global model lacks.
 
     Entries that the strategy merges itself (NeFL's step sizes) are not included.
     """

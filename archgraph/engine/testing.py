@@ -25,7 +25,7 @@ class Answers:
 
     Attributes:
         metrics: The metrics.
-        rows: Values of each example, by metric, ``[example, ...]``.
+        rows: Dict from metric to the values of the examples, ``[example, ...]``.
         targets: Number of counted targets, 1 for a class, the window's length for text,
             ``[example]``.
     """

@@ -1,4 +1,4 @@
-"""Metrics of torchmetrics, computed over the whole set."""
+"""Metrics of torchmetrics, computed over all examples at once."""
 
 from __future__ import annotations
 

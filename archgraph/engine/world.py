@@ -363,7 +363,7 @@ class _Draft:
 
 
 def _check_options(spec: ExperimentSpec, strategy: Strategy, family: Family) -> None:
-    """Refuse options that the strategy cannot satisfy, or does not read."""
+    """Raise an error for options that the strategy cannot satisfy, or does not read."""
     if strategy.needs_global and not family.has_global:
         raise RunError(
             "the strategy needs a global model, which the family lacks",
@@ -441,7 +441,7 @@ def _check_rows(spec: ExperimentSpec, strategy: Strategy, rows: Mapping[int, Cli
 
 
 def _check_averages(strategy: Strategy, name: str, key: str) -> None:
-    """Refuse a key that changes averaging if the strategy does more than averaging."""
+    """Raise an error for a key that changes averaging if the strategy does more than averaging."""
     if key == "server" and not strategy.averages:
         raise RunError(
             "has no plain mean of the clients that an optimiser could follow",
@@ -471,7 +471,7 @@ def _rooted(source: T, data_root: str | os.PathLike[str] | None) -> T:
 
 
 def _check_owners(source: DataSpec, data: Dataset, clients: int) -> None:
-    """Refuse a partition of data with owners, and another number of clients."""
+    """Raise an error for a partition of data with owners, and another number of clients."""
     names = list(data.owners)
     if source.partition is not None:
         raise RunError(
@@ -617,7 +617,7 @@ def _sampled(sample: float | int, clients: int) -> int:
 
 
 def _check_rules(rules: AggregateSpec | None, clients: int) -> None:
-    """Refuse rounds that are too small for Krum's guarantee, or for a quorum."""
+    """Raise an error for rounds that are too small for Krum's guarantee, or for a quorum."""
     if rules is None:
         return
     if rules.middle is not None and rules.middle.quorum > clients:

@@ -68,7 +68,7 @@ def part(
 
 @functools.lru_cache(maxsize=1024)
 def identity_of(graph: ArchGraph, names: tuple[str, ...]) -> Transfer:
-    """Return the identity on some entries of an architecture, for a mean of only these."""
+    """Return the identity transfer on some entries of an architecture, for a mean of only these."""
     slots = {slot.name: slot for slot in signature(graph)}
     return Transfer.identity(tuple(slots[name] for name in names))
 
@@ -82,12 +82,12 @@ def covered_mean(
     rows: Callable[[Result], Mapping[str, Tensor]] | None = None,
     sizes: Callable[[Result], Mapping[str, float]] | None = None,
 ) -> ServerState:
-    """Replace the global weights by the mean of all results, entry by entry.
+    """Return the state with the global weights replaced by the mean of all results.
 
-    ``θ = Σ w_c A_cᵀ θ_c / Σ w_c A_cᵀ 1`` where a client covers an entry, else the old value.
-    Entries in ``Result.unmerged`` are skipped. Only one update is in memory at a time, in addition
-    to ``World.wait`` bytes. The experiment's ``aggregate`` may replace the mean; see
-    :mod:`.robust_means`.
+    ``θ = Σ w_c A_cᵀ θ_c / Σ w_c A_cᵀ 1`` where a client covers a value (has it in its model), else
+    the old value. Entries in ``Result.unmerged`` are skipped. Only one update is in memory at a
+    time, in addition to ``World.wait`` bytes. The experiment's ``aggregate`` may replace the mean;
+    see :mod:`.robust_means`.
 
     Args:
         world: The clients and tiers.
@@ -114,7 +114,7 @@ def covered_mean(
 def group_means(
     world: World, state: ServerState, contributions: Iterable[Contribution]
 ) -> ServerState:
-    """Replace groups of the state by means of the contributions; other groups stay.
+    """Return the state with groups replaced by means of the contributions; other groups stay.
 
     Args:
         world: ``World.aggregate`` limits the influence of single clients, ``World.means`` replaces
@@ -187,14 +187,14 @@ def by_tier(
         world: The clients and tiers.
         state: Holds the global weights.
         norm: How running statistics are treated; see :class:`NormPolicy`.
-        runs: Tier of each client, by id. Default: its tier in the family.
+        runs: Dict from client to the tier that it runs. Default: its tier in the family.
         submodel: Maps a tier to the tier whose graph and transfer are tested. Default: the tier
             itself.
         model: Maps a tier to its model, in place of ``submodel``. Default: the submodel with global
             weights.
         private: Whether private entries replace those of a model. Default: from the norm policy.
-        whole: Whether to test the global model, too. If this is a tier, its model is tested as the
-            global one.
+        whole: Whether to test the global model, too. If this is a tier, the tier's model is tested
+            in place of the global model.
         idle: Whether to test tiers that no client runs, too.
     """
     policy, weights = NormPolicy(norm), state.group(GLOBAL)

@@ -19,7 +19,7 @@ CLASSES, ROWS = "classes", "rows"
 
 
 def check_single(world: World) -> None:
-    """Raise unless each example has a single class.
+    """Check that each example has a single class.
 
     Raises:
         RunError: If examples do not have a single class.
@@ -62,7 +62,7 @@ def class_sums(rows: Tensor, targets: Tensor, classes: int) -> tuple[Tensor, Ten
 
     Args:
         rows: ``[example, column]``.
-        targets: Class of each example ``[example]``; -100 does not count.
+        targets: Class of each example ``[example]``; class -100 is ignored.
         classes: Number of classes.
 
     Example:
@@ -107,7 +107,7 @@ def check_rows(world: World, result: Result, width: int) -> None:
     """Check that a client sent one row for each of its classes.
 
     Raises:
-        RejectedUpdate: If they are not.
+        RejectedUpdate: If a row is missing, duplicate or of another form.
     """
     sent, rows = result.extras.get(CLASSES), result.extras.get(ROWS)
     present = [c for c, n in enumerate(world.clients[result.client].histogram) if n]

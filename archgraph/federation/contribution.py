@@ -25,15 +25,15 @@ class Contribution(NamedTuple):
     Attributes:
         client: Id of the client.
         group: Name of the group.
-        whole: Architecture of the whole group's weights, or the group's signature.
+        whole: Architecture with all weights of the group, or its signature.
         transfer: Linear map from the group's state to the client's part of it.
         state: The client's part, after training.
         weight: Weight of the client in the mean.
         unmerged: Entries of the client's part that are not merged.
         sizes: Sizes by which some entries of the client's part are divided; see
             :func:`covered_mean`.
-        rows: Per entry of the client's part, 0 and 1 over its first axis: the rows that the client
-            contributes. Default: all.
+        rows: Dict from entry of the client's part to a vector of 0 and 1 over its first axis, 1 for
+            the rows that the client contributes. Default: all rows.
     """
 
     client: int
@@ -50,7 +50,7 @@ class Contribution(NamedTuple):
     def of(
         cls, result: Result, whole: ArchGraph, weights: WeightOf, *, group: str = GLOBAL
     ) -> Contribution:
-        """Return the contribution of a client's whole result.
+        """Return the contribution of all entries of a client's result.
 
         Raises:
             RunError: If the task did not set the transfer of its weights.
@@ -67,7 +67,7 @@ class Contribution(NamedTuple):
 
     @property
     def update(self) -> Update:
-        """The update for mergers and pools; the engine has checked its form and values."""
+        """The update for mergers and pools, whose shapes and values the engine has checked."""
         # Avoids division by a size of 0.
         scales = {name: 1.0 / size if size > TINY else 1.0 for name, size in self.sizes.items()}
         return Update(
@@ -76,7 +76,7 @@ class Contribution(NamedTuple):
 
 
 class EntrySizes:
-    """Means over clients of the sizes of entries, by global entry.
+    """Mean size over the clients' entries, for each global entry.
 
     Example:
         >>> from archgraph.states import Slot

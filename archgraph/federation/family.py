@@ -39,9 +39,9 @@ class Family:
 
     Attributes:
         graph: The global architecture; empty if clients only have their own models.
-        state: Its initial weights if the model has some (a Python model), else None.
+        state: Initial weights of the global model if it has any (a Python model), else None.
         clients: Kinds of client, in the order of the file.
-        name: Name in its file; empty if it has none.
+        name: Name of the family in its file; may be empty.
     """
 
     graph: ArchGraph
@@ -58,7 +58,7 @@ class Family:
 
     @property
     def models(self) -> Mapping[str, ArchGraph]:
-        """Architectures by name: ``global``, if there is one, and one per kind of client."""
+        """Dict from name to architecture: ``global`` (if there is one) and each kind of client."""
         clients = {kind.name: kind.graph for kind in self.clients}
         return {GLOBAL: self.graph, **clients} if self.has_global else clients
 
@@ -89,10 +89,10 @@ def resolve(spec: FamilySpec, *, python: bool = False) -> Family:
 
     Args:
         spec: A family read by :func:`archgraph.language.load_family`.
-        python: Consent to run the Python code that its models name.
+        python: If True, allow running the Python code that the models refer to.
 
     Raises:
-        SpecError: If a model file cannot be understood, or names Python code without your consent.
+        SpecError: If a model file is invalid, or refers to Python code and ``python`` is False.
         RewriteError: If a rewrite cannot be applied.
     """
     with allowed(python):

@@ -26,11 +26,11 @@ def checked_family(
 
     Args:
         spec: The family.
-        path: Its file, or the file that contains it.
+        path: File of the family, or the file that contains it.
         cache: Shared by one check of many files; this function uses the key ``families``.
 
     Returns:
-        A summary, and the family; None where its models were not imported.
+        A summary, and the family; None if its models were not imported.
 
     Raises:
         ArchGraphError: If it cannot be resolved; again for every file that uses it.

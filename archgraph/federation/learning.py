@@ -40,9 +40,9 @@ class Standardised:
     """A loss of standardised targets; models predict standardised values.
 
     Attributes:
-        loss: The loss.
-        mean: Mean of the targets, of the shape of an example's.
-        std: Their standard deviation.
+        loss: The loss to compute on standardised values.
+        mean: Mean of the targets, in the shape of one target.
+        std: Standard deviation of the targets, in the shape of one target.
 
     Example:
         >>> loss = Standardised(squared_error, torch.tensor(10.0), torch.tensor(2.0))
@@ -70,7 +70,7 @@ class TargetType(NamedTuple):
     """The targets that a task learns.
 
     Attributes:
-        dtype: Their type.
+        dtype: Dtype of the targets.
         least: Minimum number of axes, including the examples'.
         most: Maximum number of axes.
         words: A description for errors.
@@ -91,12 +91,12 @@ class LearningTask:
     """A learning task: targets, loss and metrics.
 
     Attributes:
-        name: Its name in a file.
+        name: Name of the task in a file.
         targets: Type of the targets; None for any.
         form: Form of a target.
         loss: The loss that training minimises.
         metrics: Metrics of tests, in addition to the loss.
-        judge: The metric by which models are compared: the first requested one.
+        judge: The metric for comparing models: the first requested one.
         shapes: Maps the shape of an example's target and the number of classes to the shapes that
             its prediction may have.
         class_axis: Axis of the classes in outputs; in predictions, this is the last axis.
@@ -124,12 +124,15 @@ class LearningTask:
 
     @property
     def classed(self) -> bool:
-        """Whether targets are classes or labels, of which a client may lack some."""
+        """Whether this is classification, with one class or several labels per example.
+
+        A client may lack examples of some classes or labels.
+        """
         return self.form in ("classes", "labels")
 
     @property
     def better(self) -> dict[str, bool | None]:
-        """Name of each figure → whether more is better; the judge comes first.
+        """Dict from metric to whether higher is better; the metric that judges models comes first.
 
         >>> TASKS["regression"].better
         {'mse': False, 'rmse': False, 'mae': False, 'r2': True, 'loss': False}
@@ -139,7 +142,7 @@ class LearningTask:
 
     @property
     def measured(self) -> tuple[AnyMetric, ...]:
-        """The metrics, and the loss."""
+        """The metrics of tests, followed by the loss."""
 
         def rows(predictions: Tensor, targets: Tensor) -> Tensor:
             return self.losses(predictions, targets)
@@ -147,7 +150,7 @@ class LearningTask:
         return (*self.metrics, Metric("loss", False, rows, mean))
 
     def says(self, classes: int) -> str:
-        """Describe what a prediction is."""
+        """Describe a prediction of this task, for messages."""
         one = " or one for both" if classes == 2 else ""
         words = {"classes": f"a logit for each of {classes} classes{one}", "values": "numbers"}
         return words.get(self.form, f"a logit for each of {classes} labels")
@@ -235,7 +238,7 @@ def _alike(target: Shape, classes: int) -> tuple[Shape, ...]:
 
 
 def any_shape(target: Shape, classes: int) -> tuple[Shape, ...]:
-    """Accept any shape: no rule is known."""
+    """Accept any shape, for tasks without a rule about shapes."""
     return ()
 
 

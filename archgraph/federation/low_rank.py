@@ -213,7 +213,7 @@ def freeze(graph: ArchGraph, names: frozenset[str], *, trainable: bool = False) 
 
 
 def fresh_factors(world: World, label: str, round: int) -> State:
-    """Draw the first factor of every adapter of the global model as a new one starts."""
+    """Draw new initial values for the first factor of every adapter of the global model."""
     draw = torch.randint(2**62, (), generator=seeded(world.seed, label, round))
     fresh = initial_state(world.graph, int(draw))
     return {a.down: fresh[a.down] for a in low_rank(world.graph)}
@@ -224,8 +224,8 @@ class AdapterSums:
     """Weighted sums of clients' converted adapters, one client in memory at a time.
 
     Attributes:
-        of: Converts an adapter to the summed tensors: double precision, of one form for all
-            clients.
+        of: Converts an adapter to the tensors to sum, in double precision and with the same shapes
+            for all clients.
     """
 
     of: Callable[[LowRankAdapter, Result], tuple[tuple[Tensor, ...], float]]

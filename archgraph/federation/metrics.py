@@ -1,7 +1,7 @@
-"""Metrics: figures of predictions and targets, and whether more is better.
+"""Metrics of predictions and targets, and whether higher values are better.
 
-A metric maps each example to a few numbers; its value is computed from those of all examples, so
-that it is the value of the whole set and not a mean over batches.
+A metric maps each example to a few numbers. Its value is computed from the numbers of all examples,
+and is therefore not a mean over batches.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LARGEST_EXPONENT = 700.0  # exp overflows a float at 709.8
 
 @dataclass(frozen=True)
 class Metric:
-    """A figure of predictions.
+    """A metric of predictions, such as the accuracy.
 
     Attributes:
         name: Its name in records.
@@ -33,7 +33,7 @@ class Metric:
         rows: Maps predictions and targets of a batch to numbers ``[example]`` or
             ``[example, number]``.
         value: Maps the rows of all examples, and the number of counted targets (at least one), to
-            the figure.
+            the value of the metric.
         forms: Forms of targets that it applies to.
     """
 
@@ -46,12 +46,12 @@ class Metric:
 
 @dataclass(frozen=True)
 class DerivedMetric:
-    """A figure that is computed from another one.
+    """A metric that is computed from another one, such as the perplexity from the loss.
 
     Attributes:
         name: Its name in records.
         higher_is_better: Whether more is better.
-        source: The other figure.
+        source: Name of the other metric.
         convert: Maps the value of ``source`` to the value of this metric.
         forms: Forms of targets that it applies to.
     """
@@ -67,7 +67,7 @@ AnyMetric = Metric | DerivedMetric
 
 
 def derived(figures: Mapping[str, float], metrics: tuple[AnyMetric, ...]) -> dict[str, float]:
-    """Return the figures with those that are computed from them.
+    """Return a dict of metrics, with those that are computed from them added.
 
     >>> derived({"loss": 0.0}, (METRICS["perplexity", "classes"],))
     {'loss': 0.0, 'perplexity': 1.0}

@@ -21,7 +21,7 @@ class NormPolicy:
         name: ``averaged``: statistics are averaged like weights. ``local``: they never leave the
             client. ``static``: no running statistics in training; cumulative ones are computed in
             one pass over training data before evaluation (HeteroFL's sBN). ``per_submodel``: the
-            server holds whole norm layers once per submodel (NeFL).
+            server stores the norm layers of each submodel separately (NeFL).
     """
 
     name: NormName
@@ -43,12 +43,12 @@ class NormPolicy:
 
     @property
     def personal(self) -> bool:
-        """Whether clients have private entries: for ``Evaluated.private``."""
+        """Whether clients have private entries, for ``Evaluated.private``."""
         return self.name == "local"
 
     @property
     def evaluation(self) -> Literal["stored", "recompute"]:
-        """Which statistics evaluation uses: for ``Evaluated.statistics``."""
+        """Kind of statistics that evaluation uses, for ``Evaluated.statistics``."""
         # Static training does not collect them.
         return "recompute" if self.name == "static" else "stored"
 
@@ -57,12 +57,13 @@ def check_statistics(graph: ArchGraph, tensors: State, where: str) -> None:
     """Check running statistics that a client sent with its model.
 
     Args:
-        graph: The architecture that they belong to.
-        tensors: The statistics that were sent, by name.
+        graph: Architecture of the model.
+        tensors: Dict from name to the running statistics that were sent.
         where: Name of the sender, for errors.
 
     Raises:
-        RejectedUpdate: If one is missing or has another form, or a variance is negative.
+        RejectedUpdate: If a tensor is missing or has another shape or dtype, or a variance is
+            negative.
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""Objectives of local training."""
+"""Objectives (losses) of local training."""
 
 from __future__ import annotations
 

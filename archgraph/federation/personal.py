@@ -108,7 +108,7 @@ def private_network(
     extras: State | None = None,
     others: Mapping[str, Model] | None = None,
 ) -> Task:
-    """Return the task of a client whose whole network is private, and sent only once.
+    """Return the task of a client whose network is entirely private, and sent only once.
 
     Args:
         world: The clients and tiers.

@@ -1,4 +1,4 @@
-"""Means with differential privacy for whole clients, aware of what each client covers.
+"""Means with client-level differential privacy, where clients train different parts.
 
 McMahan, Ramage, Talwar, Zhang: *Learning Differentially Private Recurrent Language Models*, ICLR
 2018, Algorithm 1 with ``f̃_f``, the estimator of fixed denominator.
@@ -53,7 +53,8 @@ class Census:
     Attributes:
         statistics: Running statistics of each client's model.
         wholes: Architecture or signature of each group.
-        parts: The part of each group that each client covers, by client and group.
+        parts: Dict from client and group to the part of the group that the client covers (has in
+            its model).
     """
 
     statistics: dict[int, frozenset[str]] = field(default_factory=dict)
@@ -99,7 +100,7 @@ class Census:
         return {slot.name: total[slot.name].expand(slot.shape) for slot in slots}
 
     def _check(self, one: Contribution, part: Transfer) -> None:
-        """Refuse everything that cannot be made private, in one error."""
+        """Raise an error for everything that cannot be made private, in one error."""
         merged = one.transfer.entries.keys() - one.unmerged
         statistics = self.statistics.get(one.client, frozenset()) & merged
         kinds = [slot.torch_dtype for slot in part.target]

@@ -1,4 +1,4 @@
-"""Strategies by name, and their options from a spec."""
+"""Find strategies by name, and read their options from a spec."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _checked(strategy: object, name: str) -> type[Strategy]:
 
 
 def _installed(cls: type[Strategy], where: str) -> None:
-    """Refuse a strategy whose extra is missing."""
+    """Raise an error for a strategy whose extra is missing."""
     for module in (module for module, extra in EXTRAS.items() if extra == cls.extra):
         optional_module(module, kind=SpecError, where=where)
 

@@ -18,7 +18,7 @@ SHORTEST = 2  # positions of a batch of texts, at least: models may branch on on
 
 @dataclass(frozen=True)
 class TextPadding:
-    """Padding of texts, by which a batch is shortened to its longest text.
+    """Padding of texts, used to trim a batch to its longest text.
 
     Attributes:
         mask: Index of the input that is 0 at the padded positions.
@@ -69,7 +69,8 @@ class Shard:
             of these.
         histogram: Targets per class.
         ids: A stable id of each example, ``[example]``. Default: its position.
-        padding: Padding of the texts. Default: batches have all positions.
+        padding: Padding of the texts. Batches are trimmed to their longest text. Default: batches
+            are not trimmed.
         again: Maps positions and a seed to inputs and targets, to read examples again in each pass
             in random order. Default: examples do not change.
         stream: Maps a seed and sizes to minibatches of a stream, in place of the other fields.

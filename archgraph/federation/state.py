@@ -22,15 +22,15 @@ class ServerState:
     the groups whose tensors changed.
 
     Attributes:
-        tensors: Tensors by path.
-        values: Plain values by name.
+        tensors: Dict from path to tensor.
+        values: Dict from name to plain value.
     """
 
     tensors: State = field(default_factory=dict)
     values: Mapping[str, Json] = field(default_factory=dict)
 
     def group(self, name: str) -> dict[str, Tensor]:
-        """Return the tensors below a path, by the remainder of their names.
+        """Return a dict of the tensors below a path, without the path in their names.
 
         >>> import torch
         >>> ServerState({"global/w": torch.ones(1), "h/w": torch.zeros(1)}).group("global")

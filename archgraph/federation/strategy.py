@@ -1,7 +1,8 @@
 """The abstract class of all federated methods, and their evaluated models.
 
 A method is not a set of hooks around one training loop, which FjORD, FedGKT and FedIN would have to
-work around. Clients are not objects either: tensors by name suffice and can be written to disk.
+work around. Clients are not objects either, since a dict of tensors is enough and can be written to
+disk.
 """
 
 from __future__ import annotations
@@ -51,16 +52,16 @@ class Evaluated:
 
     Attributes:
         name: Tier, cluster, client or ``global``.
-        graph: Its architecture.
-        state: Its weights.
+        graph: Architecture of the model.
+        state: Weights of the model.
         clients: Clients on whose local test data it is tested, in addition to the global test data.
         statistics: ``stored`` uses the running statistics of the state; ``recompute`` first
             computes cumulative statistics in one pass over training data.
         predict: Maps outputs to predictions (e.g. a mean over exits). Default: the task's output.
         private: Overlay each client's private entries (personal layers) before testing on its data.
         program: Run this on each client's training data before testing on its data (fine-tuning).
-        states: Client id → weights of the client's own version, created on access; ``state`` is
-            then one of them.
+        states: Dict from client id to the weights of the client's own version, created on access.
+            ``state`` is then one of these.
         current: Entries of ``state`` that are not overlaid, because the clients' private values are
             from an earlier round.
     """
@@ -168,7 +169,7 @@ class Strategy(ABC):
         """Check that options are in their ranges.
 
         Raises:
-            SpecError: If one is not; it is named.
+            SpecError: If an option is out of range. The message names it.
         """
         for field_ in dataclasses.fields(self):
             value = getattr(self, field_.name)
@@ -209,14 +210,14 @@ class Strategy(ABC):
 
     @property
     def corrected(self) -> str:
-        """The method's own correction of the means, which excludes an optimiser of the server."""
+        """Name of the method's own correction of means, which excludes a server optimiser."""
         return ""
 
     @property
     def reads_labels(self) -> bool:
-        """Whether it reads clients' numbers of examples per class.
+        """Whether the method reads the clients' numbers of examples per class.
 
-        Flower nodes that do not share these counts are then refused.
+        If so, Flower nodes that do not share these counts raise an error.
         """
         return False
 
@@ -239,7 +240,7 @@ class Strategy(ABC):
     def begin(
         self, world: World, state: ServerState, round: int, sampled: Sequence[int]
     ) -> ServerState:
-        """Return the state at the beginning of a round, before sending: draw for it here."""
+        """Return the state at the beginning of a round. Random draws for the round belong here."""
         return state
 
     @abstractmethod
@@ -262,7 +263,7 @@ class Strategy(ABC):
         are those at the start of that process, in this round or an earlier one.
 
         Returns:
-            Tensors by name, which ``receive`` gets as ``result.findings``, or None.
+            A dict from name to tensor, which ``receive`` gets as ``result.findings``, or None.
 
         Raises:
             RejectedUpdate: If the result does not fit the task. The round continues without this
@@ -275,7 +276,7 @@ class Strategy(ABC):
         """Return the result with the findings of :meth:`examine`.
 
         Raises:
-            RejectedUpdate: As :meth:`examine`.
+            RejectedUpdate: As in :meth:`examine`.
         """
         findings = self.examine(world, result)
         return dataclasses.replace(result, findings={} if findings is None else findings)

@@ -24,14 +24,14 @@ WeightOf: TypeAlias = "Weights | Callable[[Result], float]"
 
 
 class Examples(NamedTuple):
-    """A minibatch.
+    """A minibatch of inputs and targets.
 
     Attributes:
-        inputs: Arguments of the model in its order; batch axis first.
+        inputs: Arguments of the model, in order, with the batch as first axis.
         targets: Classes ``[batch, ...]``, where ``-100`` is ignored; labels or numbers.
-        ids: Position of each example in the client's data ``[batch]``: stable over rounds.
-        all_count: Whether every target is known to count (none is ignored), so that training steps
-            need not wait for the device.
+        ids: Index of each example in the client's data, ``[batch]``, the same in all rounds.
+        all_count: Whether it is known that no target is ignored, so that training steps need not
+            wait for the device.
     """
 
     inputs: tuple[Tensor, ...]
@@ -41,11 +41,11 @@ class Examples(NamedTuple):
 
 
 class Pixels(NamedTuple):
-    """Normalisation of images that were stored as bytes.
+    """Normalisation of images that are stored as bytes.
 
     Attributes:
-        mean: Mean that was subtracted from each channel, ``[channel]``.
-        std: Standard deviation by which each channel was then divided, ``[channel]``.
+        mean: Mean of each channel, subtracted from images, ``[channel]``.
+        std: Standard deviation of each channel, by which images are divided, ``[channel]``.
     """
 
     mean: Tensor
@@ -86,14 +86,14 @@ class Work:
         round: Counted from 1; 0 for the survey before the first.
         rounds: Number of rounds.
         graph: Architecture of the client's model.
-        state: Its full state: the sent entries, overlaid with the client's private ones. This and
-            all other tensors are on ``device``.
+        state: Full state of the model: the sent entries, overlaid with the client's private ones.
+            All tensors are on ``device``.
         data: The client's training data.
         local: Options of local training.
         generator: Source of all randomness of this client in this round. The engine seeds torch's
             own generator (dropout) from it before it calls the program.
         keep: Private tensors of the client in addition to its state.
-        others: Additional models by name.
+        others: Dict from name to additional model.
         extras: Tensors that the server sent.
         values: Plain values that the server sent.
         device: Device to compute on.
@@ -136,7 +136,7 @@ class Work:
 
     @property
     def present(self) -> Tensor:
-        """Mask of the classes that this client has examples of, bool ``[classes]``."""
+        """Mask of the classes of which this client has examples, bool ``[classes]``."""
         return torch.tensor([n > 0 for n in self.data.histogram])
 
 
@@ -150,7 +150,7 @@ class Outcome:
         keep: Replaces the client's private tensors other than its state.
         others: States of the additional models.
         extras: Tensors for the server.
-        metrics: Numbers for the record. A program that does not always run the whole model reports
+        metrics: Numbers for the record. A program that does not always run the full model reports
             ``macs``, the multiply–accumulates of its forward passes; three times as many are
             recorded, for forward and backward passes.
     """
@@ -176,18 +176,18 @@ class Task:
     Attributes:
         client: Id of the recipient.
         graph: Architecture of the model.
-        state: Its weights. Entries of ``private`` may be omitted if the client has them.
+        state: Weights of the model. Entries of ``private`` may be omitted if the client has them.
         program: The program to run.
         private: Entries that stay with the client from round to round and are never returned. Their
             shapes must be the same in later tasks. Frozen entries (``ag.frozen``) are not stored
             per client, since they never change: every task sends them.
         unmerged: Other entries that the server does not merge: they are returned, but ignored.
         transfer: Linear map from the global state to this model's state; also in the result.
-        indexed: Entries that are 0 outside a mask. Only their nonzero numbers count as bytes; when
-            sent to the client, each with four more bytes for its position.
-        known: Entries of ``private`` that the client has unchanged from an earlier task, which do
-            not count as bytes.
-        others: Additional models by name; all of their state is sent and returned.
+        indexed: Entries that are 0 outside a mask. Byte counts include only their nonzero numbers
+            and, when sent to the client, four bytes for the index of each.
+        known: Entries of ``private`` that the client has unchanged from an earlier task, so that
+            byte counts omit them.
+        others: Dict from name to additional model; all of their state is sent and returned.
         extras: Tensors that are not weights.
         values: Plain values.
         tier: Name of the architecture, for the record. Default: the client's tier.
@@ -262,11 +262,11 @@ class Result:
         """Return the weight of this client in a mean.
 
         Args:
-            weights: ``examples``: their weight in the loss; ``uniform``: 1; or a function of this
-                result.
+            weights: ``examples`` (the weight of the examples in the loss), ``uniform`` (1), or a
+                function of this result.
 
         Raises:
-            RunError: If ``weights`` is none of these, or a function does not return a positive
+            RunError: If ``weights`` has another value, or a function does not return a positive
                 number.
         """
         match weights:

@@ -78,19 +78,20 @@ def descend(
        FedProx's term) by their targets (`counts`); then apply `revise`, clipping and the step.
 
     Args:
-        work: Data, options, randomness.
-        parameters: The parameters to train, by name.
+        work: The client's data, options and source of randomness.
+        parameters: Dict from name to parameter to train.
         loss: Mean loss of a minibatch (already on ``work.device``).
         counts: Weight of a minibatch relative to others, a number without axes. Default: the weight
             of its targets in the task's loss.
         revise: Changes gradients between the backward pass and the step (momentum distillation).
 
     Returns:
-        Metrics: ``loss`` (weighted mean over the last epoch; NaN if nothing counts),
-        ``steps``, ``seen`` (examples).
+        Metrics: ``loss`` (weighted mean over the last epoch; NaN if all targets are ignored),
+            ``steps``, ``seen`` (number of examples).
 
     Raises:
-        RejectedUpdate: If the loss, or a parameter after a step, is not finite; names the first.
+        RejectedUpdate: If the loss, or a parameter after a step, is not finite. The message names
+            the first.
     """
     local, data = work.local, work.data
     trained = [p for p in parameters.values() if p.requires_grad]
@@ -213,8 +214,8 @@ class Train:
     """The program of most methods: supervised training of one model on the client's data.
 
     Attributes:
-        objective: The loss.
-        penalty: An additional term that sees the parameters.
+        objective: The loss to minimise.
+        penalty: An additional term of the loss that depends on the parameters.
         epochs: Number of passes over the data (for fine-tuning). Default: the experiment's.
     """
 

@@ -20,8 +20,8 @@ class NamedLoss:
     """A loss of ``torch.nn`` with its arguments.
 
     Attributes:
-        choice: Its class.
-        classes: Whether targets are classes, of which -100 does not count.
+        choice: Class of the loss, with its arguments.
+        classes: Whether targets are classes, with -100 for ignored ones.
 
     Example:
         >>> weighted = LibraryClass("loss", "torch.nn.CrossEntropyLoss", {"weight": (1.0, 3.0)})

@@ -51,10 +51,11 @@ class Tier:
     """An architecture that clients may run.
 
     Attributes:
-        name: Its name in the family.
+        name: Name of the tier in the family.
         graph: The architecture.
         transfer: Linear map from the global state to the state of this architecture.
-        source: Origin of its initial weights: the global state, or the weights of its own model.
+        source: Origin of the tier's initial weights: the global state, or the weights of its own
+            model.
         own: Whether ``source`` is already a state of this architecture.
         count: Number of clients of this tier in the family.
     """
@@ -78,10 +79,13 @@ class Tier:
 
 
 class Uncounted(tuple[int, ...]):
-    """Unknown numbers of examples per class, of a stream or on another machine; reading raises."""
+    """Unknown numbers of examples per class (of a stream, or on another machine).
+
+    Reading them raises an error.
+    """
 
     def __iter__(self) -> Iterator[int]:
-        """Refuse."""
+        """Raise an error."""
         raise RunError(
             "the examples of a client are not counted by class",
             hint="choose a strategy that does not need them; pass a stream as a torch dataset "
@@ -89,11 +93,11 @@ class Uncounted(tuple[int, ...]):
         )
 
     def __len__(self) -> int:
-        """Refuse."""
+        """Raise an error."""
         return len([*self])
 
     def __getitem__(self, index: object) -> int:  # type: ignore[override]  # refuses everything
-        """Refuse."""
+        """Raise an error."""
         return len([*self])
 
 
@@ -102,8 +106,8 @@ class Client:
     """The server's information about a client.
 
     Attributes:
-        id: Position in ``World.clients``.
-        name: Name of its tier in the family.
+        id: Index of the client in ``World.clients``.
+        name: Name of the client's tier in the family.
         examples: Number of training examples.
         histogram: Training targets per class (for text, per token of the vocabulary). Empty if
             targets are not classes.
@@ -124,7 +128,7 @@ class Client:
 
     @property
     def weight(self) -> float:
-        """The client's weight if clients are weighted by examples."""
+        """The client's weight in a mean weighted by examples: ``counted``, else ``examples``."""
         return self.examples if self.counted is None else self.counted
 
     @property
@@ -140,9 +144,9 @@ class World:
     Attributes:
         graph: The global architecture; empty if clients only have their own models (see
             ``Strategy.needs_global``).
-        state: Its initial weights.
-        clients: The clients, by id: those of the family, followed by the additional models that
-            some train.
+        state: Initial weights of the global model.
+        clients: Clients, indexed by id: those of the family, followed by the additional models that
+            some of these train.
         tiers: The architectures, in the family's order.
         classes: Number of classes (for text, of tokens); 0 if targets are not classes.
         rounds: Number of rounds.
@@ -154,8 +158,8 @@ class World:
         learning: The learning task.
         server: The optimiser that follows the means. Default: none.
         public: Examples that every client has in addition to its own. Default: none.
-        wait: Bytes of results that may be held to merge several at once. Results must then not be
-            modified after the next one was requested. Default: each is merged on arrival.
+        wait: Bytes of results that may wait in memory to be merged together. Results must then not
+            be modified after the next one was requested. Default: each result is merged on arrival.
     """
 
     graph: ArchGraph
@@ -175,7 +179,7 @@ class World:
     wait: int = field(default=0, repr=False, compare=False)
 
     def tier(self, name: str) -> Tier:
-        """Return a tier by name.
+        """Return the tier with a name.
 
         Raises:
             RunError: If the name is unknown.
@@ -190,7 +194,7 @@ class World:
         return self.tier(self.clients[client].name)
 
     def clients_of(self, tier: str) -> tuple[int, ...]:
-        """Return the clients that the family assigns to a tier, by id."""
+        """Return the ids of the clients that the family assigns to a tier."""
         return tuple(client.id for client in self.clients if client.name == tier)
 
     @property
@@ -204,7 +208,7 @@ class World:
         return tuple(client for client in self.clients if client.of is None)
 
     def with_further(self, clients: Collection[int]) -> tuple[int, ...]:
-        """Return clients and the additional models that they train, by id."""
+        """Return the ids of clients and of the additional models that they train."""
         return tuple(client.id for client in self.clients if client.owner in clients)
 
     @property

@@ -1,4 +1,4 @@
-"""Running experiments on Flower: the server's loop as a ServerApp, a client as a ClientApp.
+"""Run experiments on Flower: the server's loop as a ServerApp, a client as a ClientApp.
 
 Input: an experiment. Output: its ``Run``, bit-identical to a local run on the same kind of machine.
 
@@ -14,11 +14,11 @@ Input: an experiment. Output: its ``Run``, bit-identical to a local run on the s
    state.
 
 - Only the clients' work runs on Flower. Loop, checks, tests and run folder are those of the engine:
-  Flower's strategies refuse updates of different shapes and cannot resume a run.
+  Flower's strategies do not support updates of different shapes and cannot resume a run.
 - No received code is executed. A node only creates values of ``archgraph.federation``,
   ``archgraph.states`` and the module of its own strategy.
 - A client's private state is pending until the next task names the last update that the server
-  accepted. A round that is repeated or refused therefore has no effect on it.
+  accepted. A round that is repeated or rejected therefore has no effect on this state.
 
 Only these modules import ``flwr`` (extra ``flower``), and only when an experiment needs it.
 """

@@ -2,8 +2,8 @@
 
 The private state of a client is stored by the server (simulation), or never leaves the context of
 its node (deployment). In a node, the private state of a round is pending until the next task names
-the last round whose update the server accepted. A round that is repeated or refused therefore has
-no effect on it.
+the last round whose update the server accepted. A round that is repeated or rejected therefore has
+no effect on this state.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def client_app(
 ) -> ClientApp:
     """Return the ClientApp of an experiment.
 
-    A node's configuration sets which client of the experiment it is: ``partition-id``.
+    The key ``partition-id`` in a node's configuration sets the client that the node runs.
 
     Args:
         experiment: Returns the experiment with the client's data, from the context of its node.

@@ -146,7 +146,7 @@ def own_data(file: Path, path: str) -> Dataset:
     """Read a node's own rows.
 
     Raises:
-        DataError: If the configuration does not name their path, or as :meth:`DataForm.read`.
+        DataError: If the configuration does not set the path, or as in :meth:`DataForm.read`.
     """
     form, spec = form_beside(file), load_experiment(file)
     if form is None or not path:

@@ -79,10 +79,10 @@ _FORMS: list[tuple[type, str, Callable[[Any], Json]]] = [
 
 
 def as_program(plain: Json, trusted: Trusted) -> Any:
-    """Create a program from the plain values of :func:`as_plain`; refuse untrusted names.
+    """Create a program from the plain values of :func:`as_plain`; untrusted names are errors.
 
     Raises:
-        RunError: If it names something outside the trusted modules, or is malformed.
+        RunError: If a value is malformed, or names something outside the trusted modules.
     """
     if not isinstance(plain, dict):
         return plain

@@ -121,7 +121,7 @@ def read_task(content: RecordDict, trusted: Trusted) -> tuple[Task, int, ClientS
     """Read the arguments of :func:`task_record` back from its record.
 
     Raises:
-        RunError: If it is from another version of archgraph, or names an untrusted program.
+        RunError: If the record is from another version of archgraph, or names an untrusted program.
     """
     said, body = content["task"], of_record(content["body"])
     task = Task(

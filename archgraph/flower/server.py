@@ -1,7 +1,7 @@
 """The server on Flower: sends tasks as messages and reads replies in the order of the clients.
 
 The round loop, its strategy, checks, tests and run folder are those of the local engine. Every node
-is asked once which client it is; a node that connects later is asked then.
+is asked once for the client that it runs, when it connects.
 """
 
 from __future__ import annotations

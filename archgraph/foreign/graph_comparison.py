@@ -1,4 +1,4 @@
-"""Check exactly, by operators and without weights, whether two graphs compute the same."""
+"""Check exactly whether two graphs compute the same, from their operators alone."""
 
 from __future__ import annotations
 

@@ -32,10 +32,10 @@ def author_name(name: str) -> str:
 
 
 def unwrapped(graph: ArchGraph, state: State) -> tuple[ArchGraph, State]:
-    """Rename the leaves of a PEFT model's graph and state to the names of the author's class.
+    """Rename the leaves of a PEFT model's graph and state as in the model without PEFT.
 
-    Adapters only lose PEFT's prefix. If several leaves get the same name, the one that forward
-    reads is kept.
+    Leaves are parameters and buffers. For those of adapters, only PEFT's prefix is removed. If
+    several leaves get the same name, the one that forward reads is kept.
 
     Args:
         graph: The graph of a PEFT model. Other graphs are returned unchanged.
@@ -62,7 +62,7 @@ def unwrapped(graph: ArchGraph, state: State) -> tuple[ArchGraph, State]:
 
 
 def _author_names(graph: ArchGraph) -> dict[str, list[str]]:
-    """Return the names of leaves in the author's class; leaves that forward reads come last.
+    """Return the names of leaves without PEFT; leaves that forward reads come last.
 
     1. Skip inactive adapters, which forward does not read.
     2. Ignore a weight's name in a module that PEFT has replaced, if the weight has other names.

@@ -245,7 +245,7 @@ class ArgumentSearch:
     _tried: dict[str, StateShapes | None] = field(default_factory=dict)
 
     def shapes(self, arguments: Arguments) -> StateShapes | None:
-        """Return the shapes of a configuration's network; None if the class refuses it."""
+        """Return the shapes of a configuration's network; None if the class rejects it."""
         key = repr(arguments)
         if key not in self._tried:
             try:

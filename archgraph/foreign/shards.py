@@ -33,13 +33,13 @@ _WORDS = {dtype: word for word, dtype in _DTYPES.items()}
 
 
 class Shards(LazyState):
-    """The tensors of a folder, under the names in its files.
+    """The tensors of a folder of safetensors files, read on access.
 
     Attributes:
-        files: The files that contain them.
+        files: Paths of the files, sorted.
 
     Raises:
-        GraphError: If there are none, or the index does not match the files.
+        GraphError: If the folder has no such files, or its index does not match them.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -75,7 +75,7 @@ class Shards(LazyState):
 
     @property
     def shard_size(self) -> int:
-        """Bytes of the largest shard; for a single file, the default limit."""
+        """Limit on the bytes of a shard when saving: the largest shard, at most the default."""
         sizes = [file.stat().st_size for file in self.files]
         return min(MAX_SHARD, max(sizes)) if len(sizes) > 1 else MAX_SHARD
 
@@ -127,7 +127,8 @@ def opened(file: Path) -> Iterator[Any]:
     """Open a file for reading.
 
     Raises:
-        GraphError: If it cannot be read, to distinguish this from errors of writing the data.
+        GraphError: If the file cannot be opened. (An ``OSError`` would also mean an error in
+            writing.)
     """
     from safetensors import SafetensorError, safe_open
 

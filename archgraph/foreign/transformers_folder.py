@@ -356,7 +356,7 @@ class FolderModel:
         inputs: Mapping[str, Any],
         model: nn.Module | None = None,
     ) -> bool:
-        """Return whether a graph computes the same as this model, or another one, by operators.
+        """Return whether a graph computes the same as this model or ``model``, by its operators.
 
         The graph of a run also has the operators of training, such as dropout.
 

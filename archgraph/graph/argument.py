@@ -18,7 +18,7 @@ class HasGraph(Protocol):
 
     @property
     def graph(self) -> ArchGraph:
-        """The graph."""
+        """The graph of the object."""
 
 
 GraphLike: TypeAlias = ArchGraph | HasGraph
@@ -28,7 +28,7 @@ def graph_of(value: GraphLike) -> ArchGraph:
     """Return the graph of an argument.
 
     Raises:
-        GraphError: If there is none. For a module, the hint shows how to trace it.
+        GraphError: If the argument has no graph. For a module, the hint shows how to trace it.
     """
     if isinstance(value, ArchGraph):
         return value

@@ -54,7 +54,7 @@ R = TypeVar("R")
 class Param:
     """A leaf of the graph: a parameter, a buffer of the state, or a constant of the architecture.
 
-    ``aliases`` are further state-dict keys of the same tensor (tied weights). ``value`` is the
+    ``aliases`` are the other state-dict keys of the same tensor (tied weights). ``value`` is the
     initial value if no operator defines one (index tables, positional encodings). Constants always
     have a value and are not part of the state.
     """
@@ -154,7 +154,7 @@ class Node:
         return self.type if isinstance(self.type, tuple) else (self.type,)
 
     def operands(self) -> Iterator[Ref | Leaf]:
-        """Yield the results and leaves that it uses, in argument order, with repetition."""
+        """Yield the results and leaves that the node uses, in argument order, with repetition."""
         for _, value in self.args:
             if isinstance(value, (Ref, Leaf)):  # the common case; walking takes three times as long
                 yield value
@@ -166,7 +166,7 @@ class Node:
         return (item.name for item in self.operands() if isinstance(item, Ref))
 
     def leaves(self) -> Iterator[str]:
-        """Yield names of the leaves that it uses, in argument order, with repetition."""
+        """Yield names of the leaves that the node uses, in argument order, with repetition."""
         return (item.name for item in self.operands() if isinstance(item, Leaf))
 
     def __str__(self) -> str:
@@ -184,7 +184,8 @@ class ArchGraph:
 
     Attributes:
         name: A label, not part of equality.
-        notes: Decisions of a capture, and what it could not represent; also labels.
+        notes: Decisions of the capture, and parts of the model that it could not represent. Not
+            part of equality.
         inputs: Forward's arguments in order: name and tree of ``Ref`` to ``input`` nodes.
         params: Leaves in state-dict order.
         nodes: Operators in topological order (``input`` nodes first).
@@ -193,10 +194,10 @@ class ArchGraph:
             ``None`` does not change the buffer.
         sections: The user's own sections, ``(name, (block, ...))``. A section without blocks
             contains the nodes whose scope starts with its name. Default: found by analysis.
-        flags: The ``training`` flags of the model's modules when it was traced, ``(path, flag)``.
-            A path stands for all modules inside, and later entries override earlier ones. Also a
-            label; the printed form omits it.
-        shared: Names of modules that the model has under several names; likewise a label.
+        flags: The ``training`` flags of the model's modules when it was traced, ``(path, flag)``. A
+            path applies to all modules inside, and later entries override earlier ones. Not part of
+            equality, and not printed.
+        shared: Names of modules that the model has under several names. Not part of equality.
     """
 
     inputs: tuple[tuple[str, Value], ...]
@@ -230,22 +231,22 @@ class ArchGraph:
 
     @property
     def node(self) -> Mapping[str, Node]:
-        """Nodes by name."""
+        """Dict from name to node."""
         return self._memo("node", lambda g: MappingProxyType({n.name: n for n in g.nodes}))
 
     @property
     def param(self) -> Mapping[str, Param]:
-        """Leaves by name (owners only, not aliases)."""
+        """Dict from name to parameter, buffer or constant; a tied tensor appears once."""
         return self._memo("param", lambda g: MappingProxyType({p.name: p for p in g.params}))
 
     @property
     def users(self) -> Mapping[str, tuple[str, ...]]:
-        """Names of the nodes that use a node's result, by node name, in topological order."""
+        """Maps each node to the names of the nodes that use its result, in topological order."""
         return self._memo("users", lambda g: _users(g, g.node, Node.uses))
 
     @property
     def leaf_users(self) -> Mapping[str, tuple[str, ...]]:
-        """Names of the nodes that use a leaf, by leaf name, in topological order."""
+        """Maps each leaf's name to the names of the nodes that use it, in topological order."""
         return self._memo("leaf_users", lambda g: _users(g, g.param, Node.leaves))
 
     @property
@@ -329,7 +330,7 @@ class ArchGraph:
 def _users(
     graph: ArchGraph, names: Iterable[str], used_by: Callable[[Node], Iterator[str]]
 ) -> Mapping[str, tuple[str, ...]]:
-    """Return names of users by used name: nodes that use each node or leaf."""
+    """Return a dict from each node or leaf to the names of the nodes that use it."""
     users: dict[str, list[str]] = {name: [] for name in names}
     for node in graph.nodes:
         # Each node counts once: `add(x, x)` is a single user of x.
@@ -341,7 +342,8 @@ def _users(
 def per_graph(function: Callable[..., R]) -> Callable[..., R]:
     """Cache an analysis on the graph itself, so that the result lives as long as the graph.
 
-    Further arguments must be positional and hashable; each combination has its own result.
+    Arguments after the graph must be positional and hashable. Each combination is cached
+    separately.
     """
     key = f"{function.__module__}.{function.__qualname__}"
 

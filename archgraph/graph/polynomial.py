@@ -1,4 +1,4 @@
-"""Polynomials of named sizes, for open shapes and for costs of operators."""
+"""Polynomials of named sizes, for shapes with dynamic sizes and for costs of operators."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Polynomial:
     A size that is a polynomial is never a constant: arithmetic of sizes ends with :func:`as_size`.
 
     Attributes:
-        terms: Nonzero coefficients by monomial.
+        terms: Dict from monomial to its nonzero coefficient.
 
     Example:
         >>> out, inside = Polynomial.of("out"), Polynomial.of("in")
@@ -70,7 +70,7 @@ class Polynomial:
 
     @property
     def names(self) -> frozenset[str]:
-        """The sizes that occur in it, including those inside quotients."""
+        """Names of the sizes that occur in the polynomial, including those inside quotients."""
         names: set[str] = set()
         for name in {name for monomial in self.terms for name in monomial}:
             if isinstance(name, Quotient):
@@ -80,7 +80,7 @@ class Polynomial:
         return frozenset(names)
 
     def value(self, sizes: Mapping[str, int]) -> int:
-        """Evaluate the polynomial; ``sizes`` must have all sizes that occur."""
+        """Evaluate the polynomial; ``sizes`` must have a value for each of :attr:`names`."""
         return sum(
             factor * math.prod(_value(name, sizes) for name in monomial)
             for monomial, factor in self.terms.items()
@@ -182,7 +182,8 @@ def divide(a: Size, b: Size) -> Size | None:
     (3, None, '4*batch', 3)
 
     1. Numbers divide each coefficient.
-    2. Polynomials: repeatedly divide the leading term of the rest by that of the divisor.
+    2. For polynomials, repeatedly divide the leading term of the remainder by the leading term of
+       the divisor.
     """
     if isinstance(b, int):  # 1.
         if not isinstance(a, Polynomial):

@@ -1,4 +1,4 @@
-"""The open sizes of a graph: their positions in its inputs and the range of their values."""
+"""Open (dynamic) sizes of a graph: the input dimensions that have them, and their ranges."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from archgraph.hints import unknown
 
 @dataclass(frozen=True, slots=True)
 class OpenSize:
-    """A size that the inputs of a graph determine.
+    """An open (dynamic) size: a dimension that may differ from input to input.
 
     Attributes:
         name: Its name in shapes.
         example: Its value in the traced example; 1 for the batch.
         low: The smallest value for which the graph is valid.
-        high: The largest such value; infinite if there is none.
-        axes: Its positions in the inputs: pairs of input and dimension.
+        high: The largest value for which the graph is valid; infinite if there is none.
+        axes: The dimensions that have this size, as pairs of input and dimension.
     """
 
     name: str
@@ -42,7 +42,7 @@ class OpenSize:
         return int(min(self.high, 16 * self.example + 7))
 
     def argument(self) -> tuple[tuple[str, Value], ...]:
-        """Return its range and example as arguments of the first of its input operators."""
+        """Return the range and the example, as arguments of the first such input operator."""
         bounds = (("min", self.low, self.low > 0), ("max", self.high, self.high < math.inf))
         ends = tuple((key, int(value)) for key, value, is_bound in bounds if is_bound)
         if self.name == BATCH_WORD:
@@ -51,7 +51,7 @@ class OpenSize:
 
     @property
     def range(self) -> str:
-        """The range of its values in words: ``2 to 512``, ``2 or more``, ``512 or less``."""
+        """The range of values in words: ``2 to 512``, ``2 or more``, ``512 or less``."""
         if self.high == math.inf:
             return f"{max(self.low, 1)} or more"
         return f"{self.low} to {self.high}" if self.low else f"{self.high} or less"
@@ -59,7 +59,7 @@ class OpenSize:
 
 @per_graph
 def open_sizes(graph: ArchGraph) -> Mapping[str, OpenSize]:
-    """Return the open sizes of a graph by name, in the order in which its inputs have them."""
+    """Return a dict from name to open size, in the order of the inputs."""
     inputs = [node for node in graph.nodes if node.op == "input"]
     axes: dict[str, list[tuple[str, int]]] = {}
     for node in inputs:
@@ -88,7 +88,7 @@ def open_sizes(graph: ArchGraph) -> Mapping[str, OpenSize]:
 
 
 def single_name(size: Size) -> str:
-    """Return the name of a size that is a single name; empty for numbers and other expressions."""
+    """Return the name that a size consists of; empty for numbers and other expressions."""
     match [*size.terms.items()] if isinstance(size, Polynomial) else []:
         case [((str(name),), 1)] if not isinstance(name, Quotient):
             return name
@@ -135,7 +135,7 @@ def at_sizes(graph: ArchGraph, sizes: Mapping[str, int]) -> ArchGraph:
 
     Args:
         graph: The graph.
-        sizes: Values by name of open size; others keep theirs.
+        sizes: Dict from the name of an open size to its value; other sizes keep theirs.
 
     Raises:
         GraphError: If there is no open size with such a name, or its value is out of range.
@@ -162,11 +162,12 @@ def at_sizes(graph: ArchGraph, sizes: Mapping[str, int]) -> ArchGraph:
 
 @takes_graph
 def fix_sizes(graph: ArchGraph, sizes: Mapping[str, int] | None = None) -> ArchGraph:
-    """Replace some open sizes of a graph by numbers; the batch stays open.
+    """Replace some open (dynamic) sizes of a graph by numbers; the batch stays open.
 
     Args:
         graph: The architecture, or an object that has one.
-        sizes: Values by name. Default: all open sizes, with the values of the traced example.
+        sizes: Dict from name to value. Default: all open sizes, with the values of the traced
+            example.
 
     Raises:
         GraphError: If there is no open size with such a name, or its value is out of range.

@@ -33,7 +33,7 @@ StartForm = Literal["factor", "shift", "weight"]
 
 @dataclass(frozen=True, slots=True, order=True)
 class DecoderSlot:
-    """The tensors that one decoder generates: those of an operator's argument, by rank.
+    """The tensors that one decoder generates: one operator argument, one number of dimensions.
 
     >>> str(DecoderSlot("conv2d", "weight", 4))
     'conv2d.weight:4'

@@ -47,7 +47,7 @@ class GraphHypernetwork(nn.Module):
     whose tensors belong to known slots, of any size.
 
     Args:
-        vocabulary: The operators that it distinguishes.
+        vocabulary: The operators that the network distinguishes.
         largest: For each slot, the largest size of each dimension.
         width: Size of a node's features.
         hidden: Size of the decoders' hidden layers.
@@ -120,7 +120,7 @@ class GraphHypernetwork(nn.Module):
 
         Args:
             graphs: Architectures to generate weights for.
-            seed: Seed of its initial weights φ.
+            seed: Seed of the initial weights φ.
             options: Options of the class.
 
         Example:
@@ -331,7 +331,8 @@ class GraphHypernetwork(nn.Module):
         """Check that every tensor of some graphs has a decoder, and that states fit the graphs.
 
         Raises:
-            GraphError: If there is not one state for each graph; or names the tensor.
+            GraphError: If there is not one state for each graph, or a tensor does not fit. The
+                message names the tensor.
         """
         if not isinstance(graphs, Sequence) or len(graphs) != len(states):
             raise GraphError(

@@ -29,7 +29,7 @@ def follow_gradients(
 
     Args:
         network: The hypernetwork; changed in place.
-        optimiser: Optimiser of its parameters.
+        optimiser: Optimiser of the hypernetwork's parameters.
         clip: Maximum norm of the gradient.
 
     Returns:

@@ -42,10 +42,10 @@ class GraphDraft:
     """A graph under construction.
 
     Attributes:
-        nodes: Nodes by name, in order.
-        leaves: Leaves by name, in order of creation.
+        nodes: Dict from name to node, in order.
+        leaves: Dict from name to leaf (parameter, buffer or constant), in order of creation.
         updates: Values that forward assigns to buffers.
-        sizes: Open sizes of its inputs except the batch, by name.
+        sizes: Dict from name to open (dynamic) size of the inputs, without the batch.
     """
 
     nodes: dict[str, Node] = field(default_factory=dict)
@@ -89,14 +89,14 @@ class GraphDraft:
         return Leaf(name)
 
     def types(self, value: Value) -> tuple[TensorType, ...]:
-        """Return the types of the results that a reference stands for."""
+        """Return the types of an operator's results, or of a leaf."""
         if isinstance(value, Ref):
             return self.nodes[value.name].types
         assert isinstance(value, Leaf)
         return (self.leaves[value.name].type,)
 
     def shape(self, value: Value) -> tuple[Size, ...]:
-        """Return the shape of the (first) result that a reference stands for."""
+        """Return the shape of an operator's first result, or of a leaf."""
         return self.types(value)[0].shape
 
     def call(self, op: str, args: Mapping[str, Value], scope: str) -> Ref:

@@ -120,7 +120,7 @@ LOCAL = "local"
 
 @functools.cache
 def installed_engines() -> Mapping[str, importlib.metadata.EntryPoint]:
-    """Return the engines other than ``local``, by name."""
+    """Return a dict from name to engine, without ``local``."""
     return {entry.name: entry for entry in importlib.metadata.entry_points(group=ENGINES)}
 
 

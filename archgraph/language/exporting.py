@@ -43,7 +43,7 @@ def export(
 
     Args:
         graph: Any graph: a global model, a client's model, or a part of a split.
-        state: Its weights, by leaf name.
+        state: Dict from name to parameter or buffer.
         path: Path of the file. An existing file is replaced.
         weights: For ONNX: store weights inside the file, or in a second file with the suffix
             ``.data`` next to it, which models of 2 GiB and more need.

@@ -121,7 +121,7 @@ def _elsewhere(model: type[pydantic.BaseModel]) -> Collection[str]:
 
 @functools.cache
 def topics() -> Mapping[str, Topic]:
-    """Return topics by name: the mappings of files, rewrites and steps.
+    """Return a dict from name to topic: the mappings of files, rewrites and steps.
 
     Example:
         >>> topics()["relu"].sentence
@@ -219,7 +219,7 @@ def overview() -> dict[str, str]:
 
 
 def markdown() -> str:
-    """Render the page about the language: all topics, by group."""
+    """Render the page about the language: all topics, in their groups."""
     common = ", ".join(f"`{name}`" for name in _COMMON)
     parts: list[str] = []
     for group, members in groupby(topics().values(), lambda entry: entry.group):

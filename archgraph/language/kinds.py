@@ -58,7 +58,7 @@ class FileKind:
 
 @functools.cache
 def file_kinds() -> Mapping[str, FileKind]:
-    """Return the installed kinds of files by name, by rank.
+    """Return a dict from name to kind of file, for all installed kinds, in the order of rank.
 
     Raises:
         SpecError: If two packages define kinds with the same name.
@@ -79,7 +79,7 @@ def file_kinds() -> Mapping[str, FileKind]:
 
 
 def kind_of(data: object) -> str:
-    """Return the kind of a file with this content, by its keys; empty if no kind has them.
+    """Return the kind of a file from the keys of its content; empty if no kind has them.
 
     Example:
         >>> kind_of({"clients": []}), kind_of({"rounds": 3}), kind_of({"sections": []}), kind_of([])

@@ -154,7 +154,7 @@ def _from_values(
 
 
 def _check_values(state: Mapping[str, object], where: str) -> None:
-    """Refuse the state of a model on the meta device."""
+    """Raise an error for the state of a model on the meta device."""
     empty = next((name for name, value in state.items() if getattr(value, "is_meta", False)), None)
     if empty is not None:
         raise SpecError(

@@ -103,7 +103,7 @@ def _settle(composite: Prod | Sum, parts: Iterable[Layout], size: Size) -> None:
 
 
 def fixed_size(layout: Layout) -> int:
-    """Return the size of a layout that has no open size."""
+    """Return the size of a layout (the axes of one dimension) without dynamic sizes."""
     assert isinstance(layout.size, int)
     return layout.size
 

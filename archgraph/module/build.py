@@ -95,7 +95,7 @@ def build(graph: ArchGraph, state: State | None = None, *, seed: int = 0) -> Arc
 
     Args:
         graph: The architecture, or the result of a rewrite.
-        state: Tensors by name, as returned by :func:`trace`, :func:`state_of` and
+        state: Dict from name to tensor, as returned by :func:`trace`, :func:`state_of` and
             ``transfer.pull``. They are copied and stay on their devices. Default: new values,
             initialised like those of the original layers.
         seed: Seed of new values.
@@ -158,7 +158,7 @@ class Template:
     5. Register each module in its parent; keep constants out of the state dict.
 
     Attributes:
-        parts: Its modules by path, parents first, including the root.
+        parts: Dict from path to module, parents first, including the root.
         leaves: For each state-dict key and constant, the module's path, the name in the module, and
             the leaf.
         copied: Each module with the names of its attributes that are tables.

@@ -1,7 +1,7 @@
 """Code generation: the forward of a block or of the network in one mode, as a ``torch.fx`` graph.
 
-Leaves are attributes; layers and blocks are submodules that are called. Sizes that depend on open
-ones are read from an argument that has them as a dimension. Nested arguments are unpacked, and
+Leaves (parameters, buffers and constants) are attributes; layers and blocks are submodules that are
+called. Dynamic sizes are read from the shapes of the arguments. Nested arguments are unpacked, and
 results are packed, as in the graph's inputs and outputs.
 """
 
@@ -72,7 +72,7 @@ class Forward:
     """The forward of a block in both modes.
 
     Attributes:
-        run: The function; its ``self`` is the module.
+        run: The function, with the module as ``self``.
         sources: Its source code in evaluation and in training.
     """
 
@@ -81,7 +81,7 @@ class Forward:
 
 
 def forward(plan: ModulePlan, path: str, run: Stretch, blocks: Blocks) -> Forward:
-    """Generate the forward of some work under a path; the path of the network is empty."""
+    """Generate the forward of the operators in a stretch of a path; the network's path is empty."""
     needs, results = (plan.needs(path, run), plan.results(path, run)) if path else ((), ())
     compiled = []
     for training in (False, True):
@@ -116,16 +116,17 @@ def _dispatch(
 
 @dataclass
 class Blocks:
-    """The blocks of a plan, each generated on first access.
+    """Modules with a generated forward, by path; each is generated on first access.
 
-    1. A path that only contains numbered modules (a list) is a block if they form a chain.
-    2. A path whose work consists of several stretches is a block if all have the same code.
-    3. Work that nothing reads is not a block.
+    1. A list (a path with only numbered modules in it) is a block if its modules are called in
+       sequence.
+    2. A module that is called several times is a block if all calls have the same code.
+    3. A module whose result is unused is not a block.
 
     Attributes:
-        plan: The plan.
-        flat: If True, no path is a block: all work is in the network's forward.
-        forwards: The blocks accessed so far, by path; None for a path that is not a block.
+        plan: The execution plan from which the code is generated.
+        flat: If True, no path is a block, and the network's forward contains all operators.
+        forwards: Dict from each path accessed so far to its forward; None if it is not a block.
     """
 
     plan: ModulePlan
@@ -133,7 +134,7 @@ class Blocks:
     forwards: dict[str, Forward | None] = field(default_factory=dict)
 
     def __getitem__(self, path: str) -> Forward | None:
-        """Return the block at a path; None if its work is not contiguous."""
+        """Return the forward of the block at a path; None if the path is not a block."""
         if self.flat:
             return None
         if path not in self.forwards:
@@ -151,14 +152,14 @@ class Blocks:
         return first if self.plan.results(path, runs[0]) else None  # 3
 
     def is_list(self, path: str) -> bool:
-        """Return whether a path has no work of its own, only numbered modules."""
+        """Return whether a path has no operators of its own, only numbered modules."""
         names = {child(node, path) for run in self.plan.runs[path] for node in run}
         return all(name is not None and name.isdecimal() for name in names)
 
     def chain(self, path: str) -> tuple[str, ...] | None:
-        """Return the modules of a path that only calls them one after the other.
+        """Return the modules that a path calls in sequence, if it does nothing else.
 
-        1. The path does all of its work in one stretch, in modules inside it, and does not assign a
+        1. The operators of the path are contiguous and inside its modules, and it does not assign a
            buffer.
         2. Each module is called once. It is a layer that computes the same in both modes, or a
            block.
@@ -166,7 +167,7 @@ class Blocks:
         4. Modules with numbers are in the order of their numbers.
 
         Returns:
-            Their names; None if the path does anything else.
+            The names of the modules; None if the path does anything else.
         """
         plan, runs = self.plan, self.plan.runs.get(path, ((),))
         if len(runs) > 1 or path in plan.home.values():  # 1
@@ -203,7 +204,7 @@ def are_numbers(names: Sequence[str]) -> bool:
 
 
 def groups(run: Stretch, path: str) -> Iterator[tuple[str | None, Stretch]]:
-    """Yield work under a path, grouped by child module; None is the path itself."""
+    """Yield the operators under a path, grouped by child module (None for the path itself)."""
     for name, nodes in itertools.groupby(run, lambda node: child(node, path)):
         yield name, tuple(nodes)
 
@@ -222,7 +223,8 @@ class _Body:
         arguments: Placeholders of the block's needs, or of the network's inputs.
         env: Values in the code so far: results, leaves, sizes, values that depend on the mode.
         steps: Code for operators that read the last state of one layer of a recurrent layer.
-        words: Placeholder words for attributes that Python cannot name, by their expression.
+        words: Dict from the expression of an attribute that Python cannot name to a placeholder
+            word.
     """
 
     plan: ModulePlan
@@ -237,13 +239,13 @@ class _Body:
 
     @property
     def live(self) -> Mapping[str, Node]:
-        """The operators that run in this mode."""
+        """Names of the operators that run in this mode."""
         return self.plan.modes[self.training]
 
     def lowered(
         self, run: Stretch, needs: tuple[Need, ...], results: tuple[Ref | Mode, ...]
     ) -> torch.fx.Graph:
-        """Return the graph that computes some work."""
+        """Return the ``torch.fx`` graph that runs these operators."""
         if self.path:  # 1
             for index, need in enumerate(needs):
                 self.arguments[need] = self.fx.placeholder(f"x_{index}" if index else "x")
@@ -298,7 +300,7 @@ class _Body:
     # -- calls ------------------------------------------------------------------------------------
 
     def emit(self, run: Stretch, path: str) -> None:
-        """Append some work under a path: calls of operators, layers and blocks."""
+        """Append calls of the operators, layers and blocks under a path."""
         for name, group in groups(run, path):
             inside = path if name is None else joined(path, name)
             if inside in self.plan.stacks and name is not None:

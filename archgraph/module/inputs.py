@@ -88,8 +88,8 @@ class InputTypes:
     """All tensors that forward takes, and a floating-point leaf that shows dtype and device.
 
     Attributes:
-        tensors: The tensors.
-        sizes: The open sizes, by name.
+        tensors: All tensors that forward takes, in order.
+        sizes: Dict from name to open (dynamic) size.
         leaf: Path of the leaf, through modules; empty if no leaf is floating-point.
         dtype: The dtype of the leaf in the graph.
     """

@@ -47,14 +47,14 @@ class ModulePlan:
     """The layers and blocks of a graph, by path.
 
     Attributes:
-        graph: The graph.
+        graph: The graph to build.
         layers: ``torch.nn`` layers; their tensors are leaves of their path.
-        calls: Arguments of calls of layers, by operator.
+        calls: Dict from operator to the arguments of the call of its layer.
         stacks: Recurrent layers, which consist of several operators: the first one stands for the
             call and the others read nothing.
         work: All operators in order, without inputs and without the counters of layers.
         updates: Buffers that forward assigns, without the counters of layers.
-        modes: The operators that run in evaluation and in training, by name, with flags resolved.
+        modes: For evaluation and for training, a dict from name to operator, with flags resolved.
     """
 
     graph: ArchGraph

@@ -59,7 +59,7 @@ def export_onnx(
 
     Args:
         graph: Any graph: a global model, a client's model, or a part of a split.
-        state: Its weights, by leaf name.
+        state: Dict from name to parameter or buffer.
         path: Path of the file. An existing file is replaced.
         weights: ``"inside"`` to store weights in the same file, or ``"beside"`` to store them in a
             second file with the suffix ``.data``, which models of 2 GiB and more need.

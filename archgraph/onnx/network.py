@@ -201,7 +201,7 @@ class OnnxModule(OnnxPart):
         return at
 
     def forward(self, **inputs: Tensor) -> object:  # type: ignore[override]
-        """Return the results by name, or the only result."""
+        """Return a dict from name to result, or the only result."""
         env: dict[str, object] = {"": None, **self.known}
         env |= zip(self.inputs, inputs.values(), strict=True)
         # Not getattr: a leaf may have the name of this class's attribute.

@@ -19,20 +19,20 @@ dtype of each; an empty dtype is that of the first result."""
 
 @dataclass(frozen=True, slots=True)
 class Backward:
-    """How autograd treats an operator.
+    """The tensors that autograd saves and allocates for an operator.
 
     Attributes:
-        operands: Arguments that it saves, each with a space-separated list of the arguments whose
-            gradients need it; an empty string means any gradient.
+        operands: Dict from each argument that the operator saves to a space-separated list of the
+            arguments whose gradients need it. An empty string means any gradient.
         results: Indices of the results that it saves.
         extra: Further tensors that it saves.
-        working: Large tensors that its backward pass allocates and frees again.
-        matrices: Arguments that it saves with leading dimensions flattened, each with the number of
-            dimensions that remain; an argument in another memory order is copied.
-        passes: Whether the gradients of its operands are its result's gradient or views of it, so
-            that nothing is allocated.
-        stops: Whether no gradient flows through it.
-        same: Whether it returns its first operand itself.
+        working: Large temporary tensors of the backward pass.
+        matrices: Dict from each argument that is saved with leading dimensions flattened to the
+            number of remaining dimensions. An argument in another memory order is copied.
+        passes: Whether the gradients of the operands are the gradient of the result or views of it,
+            so that no memory is allocated.
+        stops: Whether no gradient flows through the operator.
+        same: Whether the operator returns its first operand itself.
         order: Argument whose memory order the result has; empty for row-major order.
         checked: Whether these facts are exactly PyTorch's; if False, they are an upper bound.
     """
@@ -56,13 +56,13 @@ def saves(
     matrices: Mapping[str, int] | None = None,
     **needed: str,
 ) -> Backward:
-    """Return the facts of an operator that saves tensors for backward.
+    """Return the :class:`Backward` of an operator that saves tensors for backward.
 
     Args:
         operands: Arguments that it saves whichever gradient is needed.
         results: Indices of the results that it saves.
         extra: Further tensors that it saves.
-        matrices: Arguments that are flattened, each with the number of dimensions that remain.
+        matrices: Dict from flattened argument to the number of remaining dimensions.
         needed: Arguments that it saves only for the gradients of others.
 
     >>> saves("self", weight="input").operands
@@ -73,7 +73,7 @@ def saves(
 
 
 def as_large_as_result(count: int = 1, dtype: str = "") -> Extra:
-    """Return a rule for ``count`` further tensors of the result's size."""
+    """Return a rule for ``count`` additional tensors of the result's size."""
     return lambda of: [(numel(of.result), dtype)] * count
 
 

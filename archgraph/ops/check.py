@@ -1,4 +1,4 @@
-"""The laws of a graph: the properties that every other module may rely on."""
+"""Check the laws of a graph: the properties on which every other module relies."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ def constant(tensor: torch.Tensor) -> Constant:
     """Convert a tensor to a constant of a graph, bit for bit.
 
     Raises:
-        GraphError: If it is larger than a graph may store.
+        GraphError: If the tensor is larger than a graph may store.
 
     >>> constant_tensor(constant(torch.tensor([1.0, 2.0])))
     tensor([1., 2.])

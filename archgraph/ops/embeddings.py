@@ -1,4 +1,4 @@
-"""Tables whose rows are addressed by value: embeddings, embedding bags, one-hot encoding."""
+"""Operators that look up rows by index: embeddings, embedding bags, one-hot encoding."""
 
 from __future__ import annotations
 

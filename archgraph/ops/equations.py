@@ -40,20 +40,21 @@ StatedSizes: TypeAlias = "Layout | Size | tuple[StatedSizes, ...] | None"
 
 @dataclass
 class Equations:
-    """The layouts of all tensors of a graph while they are being solved.
+    """The layouts (axes of each dimension) of all tensors of a graph while they are solved.
 
     Attributes:
         graph: The graph.
         solver: The unification state.
-        values: Per node, the layouts of its results: one list of dimensions per result.
-        leaves: Per leaf, the layouts of its dimensions.
-        attributes: Per node and argument, the layouts whose sizes the argument states.
+        values: Dict from node to the layouts of its results, one list of dimensions per result.
+        leaves: Dict from parameter, buffer or constant to the layouts of its dimensions.
+        attributes: Dict from node and argument to the layouts whose sizes the argument states.
         spans: Layouts that a norm, softmax or reduction runs over: (layout, node, operation).
         runs: All operations that run over a layout, including those that zeros do not affect:
             (layout, node, operation).
         contractions: Products summed over a layout: (layout, node, operands and dimensions).
         roles: Roles of layouts that an operator recognises: (layout, role, node).
-        dirt: Per node and result, the layouts at whose masked positions it may be nonzero.
+        dirt: Dict from node and result to the layouts at whose masked positions the result may be
+            nonzero.
         scores: Products of two activations that a softmax may turn into attention: the layouts
             summed over, and the shared layouts (heads).
         attends: Nodes that hold attention weights.
@@ -130,7 +131,7 @@ class Equations:
         """Return an integer argument.
 
         Raises:
-            ValueError: If it is an open size, for which no default can be used.
+            ValueError: If the argument is an open (dynamic) size, for which no default can be used.
         """
         value = self.value(name)
         if isinstance(value, Polynomial):
@@ -267,7 +268,7 @@ class Equations:
         self._tainted += [d for d in dims if not isinstance(d, Fixed)]
 
     def settle(self, results: list[Dims], dirt: list[Dirt]) -> None:
-        """Keep only the dirt of each result that its own dimensions have."""
+        """Keep only the dirt of each result that belongs to its own dimensions."""
         tainted, self._tainted = tuple(self._tainted), []
         settled: list[Dirt] = []
         for dims, layouts in zip(results, dirt, strict=True):
@@ -291,7 +292,7 @@ class Equations:
 
         Args:
             layout: Layout that is summed over.
-            operands: Each with the dimension that has this layout.
+            operands: Pairs of operand and the dimension of it that has this layout.
             what: One word for the operation.
         """
         dims = tuple((v, d % max(len(self.of(v)), 1)) for v, d in operands)

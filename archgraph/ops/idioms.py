@@ -313,7 +313,7 @@ def idioms(graph: ArchGraph) -> Mapping[str, IdiomMatch]:
 
 
 def idiom_counts(graph: ArchGraph) -> Counter[str]:
-    """Count the idioms of a graph by name."""
+    """Return a dict from idiom to its number of occurrences in a graph."""
     return Counter(one.idiom.name for one in dict.fromkeys(idioms(graph).values()))
 
 

@@ -70,7 +70,7 @@ def infer_call(
     leaves: Mapping[str, TensorType],
     sizes: Mapping[str, int] = _NONE,
 ) -> ResultType:
-    """Return the type of an operator's result from the types of its operands, by name.
+    """Return the type of an operator's result; the types of operands are a dict by name.
 
     Args:
         node: The operator.

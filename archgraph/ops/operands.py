@@ -78,7 +78,7 @@ class Counted:
         return cls(node, functools.partial(sizes_of, graph), result)
 
     def arg(self, name: str) -> tuple[Amount, ...]:
-        """Return the sizes of an argument by name."""
+        """Return the sizes of the argument with a name."""
         return self.sizes(self.node.arg(name))
 
 

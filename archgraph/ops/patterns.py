@@ -72,7 +72,7 @@ def either(*ways: Pattern) -> Either:
 
 @dataclass(frozen=True)
 class PatternMatch(Generic[V, S]):
-    """A match of a pattern: its variables' values and the operators covered, by their results."""
+    """A match of a pattern: the values of its variables, and the matched operators."""
 
     values: Mapping[str, V] = field(default_factory=dict)
     steps: Mapping[str, S] = field(default_factory=dict)

@@ -42,7 +42,7 @@ class Schema:
     Attributes:
         op: Graph name, e.g. ``aten.add.Tensor``.
         overload: The overload to call.
-        args: Arguments in order, storage arguments included.
+        args: Arguments in order, including those in ``STORAGE_ARGS`` (``device``, ``layout``).
         returns: Number of results; a list result counts as ``-1``.
     """
 
@@ -53,7 +53,7 @@ class Schema:
 
     @functools.cached_property
     def by_name(self) -> dict[str, Argument]:
-        """Arguments by name."""
+        """Dict from name to argument."""
         return {a.name: a for a in self.args}
 
     def call_args(self, values: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:

@@ -4,7 +4,7 @@ Input: a resolved experiment with its facts, the line of each round, the states 
 clients. Output: a folder, from which the run is resumed, and which reports read.
 
 1. ``folder`` begins or resumes a run, holds the folder's lock, appends lines and keeps the last
-   checkpoints. Facts identify the experiment; a resume refuses another one.
+   checkpoints. Facts identify the experiment; resuming with another one raises an error.
 2. ``checkpoint``: a folder of tensor files, complete or absent, where unchanged files are links.
    ``client``: a client's private state. ``proof``: digests, and the environment of a run.
 3. ``lines`` reads ``metrics.jsonl``; ``points`` converts it to figures and data frames,
@@ -12,13 +12,13 @@ clients. Output: a folder, from which the run is resumed, and which reports read
    classified correctly.
 4. ``changes``: updates of a round. ``traffic``: bytes. ``trackers`` get every line.
 
-- The line of a round is on disk before its checkpoint, and a run resumes from a checkpoint: a run
-  that dies at any point repeats the rounds since, to the same bits.
+- The line of a round is on disk before its checkpoint, and a run resumes from a checkpoint. A run
+  that dies at any point repeats the rounds after its last checkpoint, with bit-identical results.
 - All files of a checkpoint are compared with their digests before any is loaded. Damage is an error
   that names the last intact checkpoint; the user decides whether to return to it.
 - Runs do not depend on trackers or on ``changes.jsonl``.
 
-Names are imported on first use.
+Submodules are imported on first use.
 """
 
 import lazy_loader

@@ -1,4 +1,4 @@
-"""Changes of each round: the size of each parameter's update, and its coverage by clients.
+"""Changes of each round: the size of each parameter's update, and how many clients train it.
 
 ``changes.jsonl`` in the run folder has a line per round, only for pictures: runs do not depend on
 it. Its lists follow the parameters of ``models/global.yaml``.
@@ -38,10 +38,10 @@ class RoundChange(BaseModel, strict=True, frozen=True, allow_inf_nan=False):
     """The changes of a round in the parameters of the global model, in their order.
 
     Attributes:
-        round: Counted from 1.
-        norm: Euclidean norm of each parameter's change in the round; None if not finite.
-        coverage: Share of each parameter's positions, 0 to 1, that an accepted update covers; None
-            if the strategy's tasks lack transfers.
+        round: Number of the round, from 1.
+        norm: For each parameter, the Euclidean norm of its change in the round; None if not finite.
+        coverage: For each parameter, the share of its values that an accepted update contains, 0 to
+            1. None if the strategy's tasks lack transfers.
     """
 
     round: int
@@ -56,7 +56,7 @@ class RoundChange(BaseModel, strict=True, frozen=True, allow_inf_nan=False):
 
 
 class Changes:
-    """Creates the lines of a run's rounds.
+    """Computes the lines of ``changes.jsonl``, one per round.
 
     Args:
         graph: The global model.
@@ -71,7 +71,7 @@ class Changes:
         self._known: dict[frozenset[tuple[int, frozenset[str]]], tuple[list[_Way], Json]] = {}
 
     def noted(self, results: Iterable[Result]) -> Iterator[Result]:
-        """Yield the results of a round as they are read, and note their coverage."""
+        """Yield the results of a round, and record which parts of the parameters each contains."""
         self._ways, self._unknown = {}, False
         return self._note(results)
 
@@ -143,19 +143,19 @@ def _short(values: Iterable[float]) -> Json:
 
 
 def parameters(graph: ArchGraph) -> tuple[str, ...]:
-    """Return the parameters of each line, in its order."""
+    """Return the parameters that each line describes, in order."""
     return tuple(param.name for param in graph.params if param.role == "parameter")
 
 
 def append(folder: Path, line: Json) -> None:
-    """Add the line of a round."""
+    """Append the line of a round to ``changes.jsonl``."""
     # Not synced to disk: runs do not depend on it.
     with (folder / FILE).open("a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")
 
 
 def keep_until(folder: Path, round: int) -> None:
-    """Remove the lines after a round, and everything after a damaged one."""
+    """Remove the lines after a round, and everything after a damaged line."""
     path = folder / FILE
     if not path.is_file():
         return

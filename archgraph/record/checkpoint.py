@@ -73,10 +73,10 @@ class Checkpoint:
     """Everything that a run needs to resume after a round.
 
     Attributes:
-        round: Rounds that are done.
-        tensors: The server's tensors.
-        values: The server's plain values.
-        private: Private state of each client, by client.
+        round: Number of completed rounds.
+        tensors: Dict from name to tensor of the server.
+        values: Dict from name to plain value of the server.
+        private: Dict from client to its private state.
     """
 
     round: int
@@ -85,7 +85,7 @@ class Checkpoint:
     private: Mapping[int, State]
 
     def copy(self) -> Checkpoint:
-        """Copy tensors and values, too: later changes in place do not reach the copy."""
+        """Return a deep copy, which later changes in place do not affect."""
         private = {client: _cloned(state) for client, state in self.private.items()}
         values = copy.deepcopy(dict(self.values))
         return Checkpoint(self.round, _cloned(self.tensors), values, private)
@@ -100,7 +100,7 @@ class Writer:
     """Writes checkpoints one after the other; unchanged files become links.
 
     Attributes:
-        identity: Digest of the experiment; a checkpoint of another one is refused.
+        identity: Digest of the experiment; a checkpoint of another experiment raises an error.
     """
 
     identity: str
@@ -130,7 +130,7 @@ class Writer:
         Args:
             checkpoint: The checkpoint. Files whose tensors are the same objects as at the last
                 call, unchanged, are linked.
-            path: Folder that will hold it.
+            path: Folder of the new checkpoint.
             previous: Folder of the last checkpoint, if there is one.
             beside: Additional values for ``server.json``.
         """
@@ -293,6 +293,6 @@ def _settle(path: Path) -> str:
 
 
 def each(action: Callable[[Path], T], paths: Iterable[Path]) -> list[T]:
-    """Apply a function to every file, several at a time: a disk handles many as fast as a few."""
+    """Apply a function to every file, several at a time, since disks handle many in parallel."""
     with ThreadPoolExecutor(AT_ONCE) as pool:
         return list(pool.map(action, paths))

@@ -19,8 +19,8 @@ class ClientState:
     """A client's private state from earlier rounds.
 
     Attributes:
-        state: Entries of its model that never leave it (``Task.private``).
-        keep: Other private tensors of its program (``Outcome.keep``).
+        state: Entries of the client's model that never leave it (``Task.private``).
+        keep: Other private tensors of the client's program (``Outcome.keep``).
 
     Example:
         >>> import torch
@@ -41,12 +41,12 @@ class ClientState:
         *,
         current: frozenset[str] = frozenset(),
     ) -> dict[str, Tensor]:
-        """Overlay a sent state with the client's private entries (only those of ``names``).
+        """Return a received state, overlaid with the client's private entries (or ``names``).
 
         Entries of ``current`` stay as sent.
 
-        Without ``names``, a kept version of the model is overlaid, too. An entry of another shape
-        stays as sent: the client now runs another architecture.
+        Without ``names``, entries of a stored version of the model are used, too. Entries with
+        another shape stay as sent, since the client now runs another architecture.
         """
         result = dict(sent)
         ours = {**self.state}
@@ -62,7 +62,7 @@ class ClientState:
         return result
 
     def flat(self) -> dict[str, Tensor]:
-        """Return all tensors by name, as a checkpoint stores them."""
+        """Return a dict from name to tensor, as stored in a checkpoint."""
         return {f"state/{k}": v for k, v in self.state.items()} | {
             f"keep/{k}": v for k, v in self.keep.items()
         }

@@ -1,4 +1,4 @@
-"""A run in few lines: the tests with their figures, and the totals of the rounds between them."""
+"""Condense a run to few lines: the metrics of its tests, and totals of the rounds between."""
 
 from __future__ import annotations
 

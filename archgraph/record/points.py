@@ -25,17 +25,17 @@ REPORTS = ("clients", "rejected", "failed")
 
 
 class Point(NamedTuple):
-    """A figure of a round.
+    """One measured value of a round.
 
     Attributes:
-        round: Counted from 1.
+        round: Number of the round, from 1.
         part: ``test``, ``validation``: on all examples of these; with suffix `` local``: on each
             client's own, the mean over clients; with `` tenth``: over the worst tenth of clients;
             with `` trained``: of the models that clients send, before they are averaged. ``train``:
             of a client's training. ``run``: of the round itself.
         group: The model (``global``, or a tier), ``client 3``, ``all clients``, or ``run``.
-        metric: Name of the figure.
-        value: NaN where it was not finite.
+        metric: Name of the measured quantity.
+        value: The measured value; NaN if it was not finite.
     """
 
     round: int

@@ -1,7 +1,7 @@
 """Relate graphs that were not derived from one another: align, join, meet and match.
 
 The functions take graphs, even if written independently, and return the parts that correspond, with
-reasons for the rest::
+reasons why the other parts do not::
 
     client, whole ──▶ sides: their forms, blocks and axes
                         likeness       value of a pair, and obstacles to it being a cut
@@ -16,8 +16,8 @@ reasons for the rest::
 
 1. Networks that are equal up to their widths match operator by operator. Others match block by
    block, in order: no two pairs of blocks cross, and no pair of leaves contradicts another.
-2. Each block and leaf of the client and each block of the whole is matched, or it, or the block or
-   section that contains it, is listed as ``Unmatched`` with the reason.
-3. The transfers of a join start at its states, those of a meet end there. They only select: they
-   drop blocks, and take a prefix of each axis.
+2. Each block and leaf of the client and each block of the global model is matched, or listed as
+   ``Unmatched`` with the reason. A section or block may be listed in place of its contents.
+3. The transfers of a join start at its states, the transfers of a meet end at its states. Both only
+   drop blocks and take the first positions of each axis.
 """

@@ -1,4 +1,4 @@
-"""Align: relate two independently written graphs part by part, leaf by leaf, axis by axis.
+"""Align two independently written graphs: their sections, blocks, operators and leaves.
 
 Sections are aligned in order, blocks within sections, operators and leaves within blocks. Two
 blocks match if they have the same form (:mod:`archgraph.analysis.forms`), whatever their names and
@@ -27,22 +27,22 @@ def align(client: GraphLike, whole: GraphLike) -> Alignment:
 
     Sections are aligned in order, then blocks in order within them. Two blocks match if they have
     the same form: the same operators, connected in the same way, with the same arguments, constants
-    and kernels. Widths of free axes, factors that are roots of widths, rates, and behaviour in
-    training alone do not count. Operands with the same form are distinguished by name, or by width
-    if the graphs have no common names.
+    and kernels. Differences in widths of free axes, in factors that are roots of widths, in rates
+    and in training behaviour are ignored. Operands with the same form are distinguished by name, or
+    by width if the graphs have no common names.
 
-    As much as possible is matched, above all at equal resolution. Ties are decided by equal names
-    (in sections with the same name), then by equal shapes, then by order. If a single run of all
-    blocks, ignoring sections, matches more and leaves fewer blocks of the client unmatched, or
-    fewer that are not removable, that run is used.
+    The alignment matches as much as possible, with priority for parts of equal resolution. Ties are
+    decided by equal names (in sections with the same name), then by equal shapes, then by order.
+    Sections are ignored if this matches more and leaves fewer blocks unmatched, counting those of
+    the client or those that are not removable.
 
     Args:
         client: A graph, usually the smaller one.
-        whole: Another graph.
+        whole: Another graph, usually the global model's.
 
     Returns:
-        The alignment. Its ``transfer`` maps the whole's states to the client's, if the whole
-        contains the client.
+        The alignment. Its ``transfer`` maps states of ``whole`` to states of ``client``, if
+        ``whole`` contains ``client``.
 
     Example:
         >>> import torch
@@ -100,7 +100,7 @@ def _aligned(client: ArchGraph, whole: ArchGraph) -> Alignment:
 def _unmatched(
     sides: Sides, matches: Sequence[Match], refused: Refused, leaves: Collection[str]
 ) -> Iterator[Unmatched]:
-    """Yield parts without a counterpart: the client's blocks, its leaves, the whole's blocks."""
+    """Yield unmatched blocks and leaves of the client, then unmatched blocks of the other graph."""
     yield from _blocks(sides, 0, matches, refused)
     graph = sides[0].graph
     matched = {i for run, _ in matches for i in run}
@@ -122,7 +122,7 @@ def _unmatched(
 def _blocks(
     sides: Sides, index: int, matches: Sequence[Match], refused: Refused
 ) -> Iterator[Unmatched]:
-    """Yield blocks of one graph without a counterpart; a section instead of all its blocks."""
+    """Yield the unmatched blocks of one graph, or their section if none of its blocks match."""
     side = sides[index]
     gone = side.unmatched(match[index] for match in matches)
     reasons = {i: _reason(sides, index, i, matches, refused) for i in gone}

@@ -41,17 +41,17 @@ class Unmatched:
 
 @dataclass(frozen=True)
 class Alignment:
-    """The corresponding parts of two graphs, and the reasons for the rest.
+    """The corresponding parts of two graphs, and the reasons why other parts are unmatched.
 
     Attributes:
         client: The first graph.
         whole: The second graph.
-        sections: Pairs of section names (client's, whole's), in order; a section of one graph may
-            correspond to parts of several sections of the other.
-        blocks: Pairs of block names.
+        sections: Pairs of section names (client's, then the other graph's), in order. A section of
+            one graph may correspond to parts of several sections of the other.
+        blocks: Pairs of block names, in order.
         nodes: Pairs of operators; operators that act only in training are not compared.
         leaves: Pairs of leaves, including constants.
-        unmatched: Parts without a counterpart, in order, the client's first.
+        unmatched: Parts without a counterpart: those of the client, then those of the other graph.
     """
 
     client: ArchGraph
@@ -66,10 +66,9 @@ class Alignment:
     def score(self) -> float:
         """Share of matched entries, from 0 to 1: 2·m / (a + b).
 
-        ``a`` and ``b`` are the numbers of state entries that evaluation reads (without step
-        counters), and ``m`` is the number of pairs of them. If neither graph has such entries,
-        operators are counted instead. Widths do not count: a model and its narrow version have
-        score 1.
+        ``a`` and ``b`` are the numbers of parameters and buffers that evaluation reads, and ``m``
+        is the number of matched pairs. If neither graph has any, operators are counted instead.
+        Widths are ignored, so a model and its narrow version have score 1.
         """
         mine, theirs = _read(self.client), _read(self.whole)
         if not mine and not theirs:
@@ -80,16 +79,16 @@ class Alignment:
 
     @functools.cached_property
     def widths(self) -> Widths:
-        """The sizes of the whole's axes that follow from the client."""
+        """Sizes of the larger graph's axes, derived from the client's leaves."""
         return Widths(self.client, self.whole, self.leaves, self.blocks, self.nodes)
 
     @functools.cached_property
     def transfer(self) -> Transfer:
-        """Transfer from the whole's states to the client's: drops blocks, takes a prefix of axes.
+        """Transfer from the larger graph's states to the client's: drops blocks, cuts axes.
 
         Raises:
-            RewriteError: If the whole does not contain the client; names the first part of the
-                client without a counterpart, or the first leaf whose shape is not a cut.
+            RewriteError: If the larger graph does not contain the client. The message names the
+                first unmatched part of the client, or the first leaf whose shape is not a cut.
         """
         where = self.client.name or "client graph"
         for item in self.unmatched:
@@ -110,7 +109,7 @@ class Alignment:
         return Transfer(signature(self.whole), signature(self.client), entries)
 
     def tables(self) -> Iterator[Table]:
-        """Yield pairs of blocks with a verdict, then parts without a counterpart, with reasons.
+        """Yield a table of the pairs of blocks, then a table of the unmatched parts with reasons.
 
         Example:
             >>> import torch

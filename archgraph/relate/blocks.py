@@ -17,7 +17,7 @@ MERGED = 8
 
 
 class MatchedPair(NamedTuple):
-    """A match of two sequences: ``m`` items from index ``i`` with ``n`` items from index ``j``."""
+    """Items of two sequences that match: ``m`` from index ``i``, and ``n`` from index ``j``."""
 
     i: int
     j: int
@@ -30,15 +30,15 @@ def best_matches(
 ) -> tuple[int, list[MatchedPair]]:
     """Align two sequences; return the largest total value, and the first matches that attain it.
 
-    ``best[i][j]`` is the largest value of the parts from positions i and j on: either skip an item
-    of one sequence, or match some items of both and continue after them. Reading forwards from
-    (0, 0) gives the matches.
+    ``best[i][j]`` is the largest value for the items from indices i and j on. It is the best of
+    skipping an item of one sequence, and of matching some items of both and continuing after them.
+    Reading forwards from (0, 0) gives the matches.
 
     Args:
         m: Length of the first sequence.
         n: Length of the second sequence.
-        options: By position in both: value of a match, and the number of items that it takes from
-            each.
+        options: Maps indices i and j to the possible matches there: the value, and the number of
+            items of each sequence.
 
     >>> same = lambda i, j: [(1, 1, 1)] if "abcd"[i] == "xbd"[j] else []
     >>> [(piece.i, piece.j) for piece in best_matches(4, 3, same)[1]]
@@ -74,11 +74,11 @@ def best_matches(
 
 
 def matching_blocks(sides: Sides, likeness: Likeness) -> list[Match]:
-    """Match blocks by sections, or as a single run if that matches more.
+    """Match the blocks of two graphs, by sections or, if that matches more, ignoring sections.
 
-    The value of two sections is that of the best sequence of matches of their blocks. The best
-    sequence of sections wins, unless a single run of all blocks has a larger value and leaves fewer
-    blocks unmatched, of the client's or of those that are not removable.
+    The value of a pair of sections is the value of the best matches of their blocks. Sections are
+    ignored if this has a larger value and leaves fewer blocks unmatched, counting those of the
+    client or those that are not removable.
     """
     mine, theirs = sides
     inner = [

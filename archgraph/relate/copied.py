@@ -23,7 +23,7 @@ from archgraph.rewrites.splice import Renaming, behind, names_in_use
 
 
 def with_copy(host: ArchGraph, graph: ArchGraph, alignment: Alignment, block: Block) -> ArchGraph:
-    """Insert a block of another graph.
+    """Insert a block of another graph, and return the new graph.
 
     Find the result after which to insert the block, and cut or widen the block's graph so that it
     fits there. Then insert its operators and leaves, under free names, between that result and

@@ -1,8 +1,8 @@
 """The correspondence of two graphs, derived from the transfer between them.
 
-1. Leaves: an entry of B corresponds to the entry of A that is the source of its values. Further
-   entries of B with the same source are copies. Without a transfer, :func:`archgraph.align` pairs
-   entries.
+1. Leaves: an entry of B corresponds to the entry of A that is the source of its values. If several
+   entries of B have the same source, all but the first are copies. Without a transfer,
+   :func:`archgraph.align` pairs the entries.
 2. Blocks correspond if their leaves do; blocks without leaves are paired in order in between.
 3. Operators correspond if they use corresponding leaves; the other operators of corresponding
    blocks are paired in order in between.
@@ -28,13 +28,14 @@ Way: TypeAlias = "Transfer | tuple[Transfer, Transfer]"
 
 
 def correspond(a: GraphLike, b: GraphLike, way: Way | None = None) -> Correspondence:
-    """Find which parts of two graphs correspond, and every difference between them.
+    """Return the corresponding parts of two graphs, and every difference between them.
 
     Args:
         a: A graph, usually the larger one or the one before a rewrite.
         b: Another graph.
-        way: The transfer from A's states to B's; or two transfers from one graph's states, to A's
-            and to B's (two clients of a family). Default: the graphs are aligned by structure.
+        way: The transfer from A's states to B's, or a pair of transfers from another graph's states
+            to A's and to B's (two clients of a family). Default: the graphs are aligned by
+            structure.
 
     Raises:
         RewriteError: If a transfer does not start or end at its graph.

@@ -21,13 +21,13 @@ class PartDifference:
         kind: ``missing``: only A has the part; ``new``: only B has it; ``copied``: B has it, with
             the values of a part of A that has another counterpart; ``narrower`` and ``wider``: B
             has fewer or more positions on an axis; ``changed``: an operator has other arguments.
-        level: Level of the part.
-        a: Its name in A; empty if A lacks it.
-        b: Its name in B; empty if B lacks it.
+        level: Kind of part: block, operator, leaf or axis.
+        a: Name of the part in A; empty if A lacks it.
+        b: Name of the part in B; empty if B lacks it.
         before: Positions of an axis or arguments of an operator in A.
-        after: The same in B.
-        nodes_a: Operators of A that are affected.
-        nodes_b: Operators of B that are affected.
+        after: Positions of an axis or arguments of an operator in B.
+        nodes_a: Names of the affected operators of A.
+        nodes_b: Names of the affected operators of B.
     """
 
     kind: PartKind
@@ -50,8 +50,8 @@ class Correspondence:
         exact: Whether it was derived from a transfer; otherwise the graphs were aligned by
             structure.
         blocks: Pairs of block names (A's, B's) in the order of B.
-        nodes: Pairs of operators.
-        leaves: Pairs of state entries, without copies.
+        nodes: Pairs of operator names (A's, B's).
+        leaves: Pairs of parameters or buffers (A's, B's), without copies.
         differences: Blocks first, then operators, leaves and axes.
     """
 

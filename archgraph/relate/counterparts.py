@@ -1,4 +1,7 @@
-"""Corresponding operators and leaves of two graphs, pair by pair without contradiction."""
+"""Corresponding operators and leaves of two graphs, collected pair by pair.
+
+A leaf is a parameter, buffer or constant. No pair contradicts another.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,12 @@ from archgraph.relate.sides import Match, Sides
 
 
 class Counterparts:
-    """Pairs of operators and leaves.
+    """Corresponding operators and leaves of a client's graph and the global model's.
 
     Attributes:
-        nodes: Operators of the whole, by operator of the client.
-        leaves: Leaves of the whole, by leaf of the client.
-        back: Leaves of the client, by leaf of the whole.
+        nodes: Dict from the client's operators to those of the global model.
+        leaves: Dict from the client's leaves to those of the global model.
+        back: The inverse of ``leaves``.
     """
 
     def __init__(self, sides: Sides) -> None:

@@ -17,7 +17,7 @@ Resized: TypeAlias = tuple[str, str, int, int]
 
 
 def disparities(pairs: Partners) -> Iterator[PartDifference]:
-    """Yield every difference: blocks first, then operators, state entries, and axes."""
+    """Yield every difference between two graphs: blocks, then operators, state entries and axes."""
     of_a, of_b = _alone(pairs)
     yield from of_a
     yield from of_b

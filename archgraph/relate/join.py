@@ -1,4 +1,4 @@
-"""Join and meet: the least architecture that contains all graphs, the greatest that all contain."""
+"""Find the smallest architecture that contains all graphs, or the largest that all contain."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ Attempt: TypeAlias = "tuple[ArchGraph, Mapping[ArchGraph, Transfer]]"
 
 @dataclass(frozen=True)
 class Related:
-    """An architecture that is related to several others.
+    """An architecture with a transfer to or from each of several others.
 
     Attributes:
         graph: The architecture.
-        transfers: One transfer for each of the others, in the order they were passed.
+        transfers: One transfer for each other architecture, in the order of the arguments.
     """
 
     graph: ArchGraph
@@ -51,34 +51,34 @@ class Related:
 
 
 class Joined(Related):
-    """The least architecture that contains several others.
+    """The smallest architecture that contains several others: the result of :func:`join`.
 
-    Its transfers map its states to those of each of the others: they drop blocks, and take a prefix
-    of every axis.
+    Its transfers map its states to those of each other architecture. They drop blocks, and take the
+    first positions of each axis.
     """
 
 
 class Met(Related):
-    """The greatest architecture that several others contain.
+    """The largest architecture that several others contain: the result of :func:`meet`.
 
-    Its transfers map the states of each of the others to its own.
+    Its transfers map the states of each other architecture to its own.
     """
 
 
 def join(graphs: Iterable[GraphLike]) -> Joined:
-    """Find the least architecture that contains all graphs, even if written independently.
+    """Return the smallest architecture that contains all graphs, even if written independently.
 
-    Every section has as many blocks as in the deepest of the graphs, and every axis has the
-    largest width. A block stays removable if it is removable in all graphs that have it. Names are
-    those of the graph with most blocks. Blocks that it lacks are added by repeating the last block
-    of a section, or by copying the block after its predecessor's counterpart.
+    Every section has as many blocks as in the deepest of the graphs, and every axis has the largest
+    width. A block is removable if it is removable in all graphs that have it. The result starts as
+    the graph with most blocks, whose names it keeps. Each missing block is added by repeating the
+    last block of a section, or by copying it to after the counterpart of its predecessor.
 
     Args:
         graphs: At least one graph.
 
     Raises:
-        RewriteError: If two of them cannot be joined; names the first part that prevents it, and
-            the reason.
+        RewriteError: If two of the graphs cannot be joined. The message names the first part that
+            prevents it, and the reason.
 
     Example:
         >>> import torch
@@ -94,16 +94,17 @@ def join(graphs: Iterable[GraphLike]) -> Joined:
 
 
 def meet(graphs: Iterable[GraphLike]) -> Met:
-    """Find the greatest architecture that all graphs contain, even if written independently.
+    """Return the largest architecture that all graphs contain, even if written independently.
 
-    Every section has the blocks that all of them have, and every axis has the smallest width. Names
+    Every section has the blocks that all graphs have, and every axis has the smallest width. Names
     are those of the graph with fewest blocks.
 
     Args:
         graphs: At least one graph.
 
     Raises:
-        RewriteError: If a block that one of them lacks is not removable; names it, and the reason.
+        RewriteError: If a block that one of the graphs lacks is not removable in another. The
+            message names the block and the reason.
 
     Example:
         >>> import torch

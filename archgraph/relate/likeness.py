@@ -1,4 +1,4 @@
-"""The similarity of runs of blocks of two graphs, and obstacles to one being a cut of the other."""
+"""Similarity of blocks of two graphs, and the reasons why one is not a cut of the other."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ OPERATOR = 10**8
 
 
 class Likeness:
-    """Similarity of runs of blocks of two graphs.
+    """Scores the similarity of consecutive blocks of two graphs.
 
     Verdicts are computed once per pair of fingerprints, because models repeat their blocks.
 
     Attributes:
-        refused: Pairs of blocks with the same form that are not matched, with the reason.
+        refused: Dict from each pair of blocks with the same form that cannot be matched to the
+            reason.
     """
 
     def __init__(self, sides: Sides) -> None:
@@ -33,7 +34,7 @@ class Likeness:
         self._verdicts: dict[tuple[int, int], tuple[int, str]] = {}
 
     def value(self, a: range, b: range) -> int:
-        """Score two runs of blocks by their common parts; 0 if they do not match."""
+        """Return a score for the common parts of two runs of blocks; 0 if they do not match."""
         mine, theirs = self.sides
         x, y = mine.form(a), theirs.form(b)
         key = self._look(mine, x), self._look(theirs, y)
@@ -52,7 +53,7 @@ class Likeness:
         return value
 
     def obstacle(self, mine: Form, theirs: Form) -> str:
-        """Return why two parts of one form cannot be cuts of each other; empty if they can."""
+        """Return why two parts of the same form cannot be cuts of each other; empty if they can."""
         leaves_ = zip(mine.leaves, theirs.leaves, strict=True)
         nodes = zip(mine.nodes, theirs.nodes, strict=True)
         reasons = itertools.chain(

@@ -1,4 +1,4 @@
-"""Match: align the positions of two networks that were trained separately."""
+"""Match the positions (indices along each axis) of two separately trained networks."""
 
 from __future__ import annotations
 
@@ -34,16 +34,17 @@ class PositionMatch:
     """Correspondence between the positions of two networks.
 
     Attributes:
-        positions: By axis, the position of the first network for each position of the second.
-        transfer: Transfer from the first network to the second, with which a :class:`Merger` of the
-            first adds the second.
+        positions: Dict from axis to an index array: for each position of the second network, the
+            matching position of the first.
+        transfer: Transfer from states of the first network to states of the second. A
+            :class:`Merger` of the first network needs it to add the second.
         order: Permutes the second network into the order of the first: ``order.pull(b)`` computes
             the same as ``b``.
         before: Cosine similarity of the weights before matching.
         after: Cosine similarity of the weights after matching.
-        by_axis: The same two similarities for the weights with each axis.
-        equal: Whether the second network is the first (or a part of it) in another order, bit for
-            bit.
+        by_axis: Dict from axis to the similarities before and after, for the weights with this
+            axis.
+        equal: Whether the second network is exactly the first, or a part of it, in another order.
     """
 
     positions: Mapping[str, Order]
@@ -56,7 +57,7 @@ class PositionMatch:
 
     @functools.cached_property
     def moved(self) -> Mapping[str, int]:
-        """Number of positions that change their place, by axis."""
+        """Dict from axis to the number of positions whose index changes."""
         return {
             name: int((index != np.arange(len(index))).sum())
             for name, index in self.positions.items()
@@ -68,7 +69,7 @@ class PositionMatch:
         return f"<Match: {moved} move; similarity {self.before:.3f} → {self.after:.3f}>"
 
     def table(self) -> Table:
-        """Return a row per axis: number of positions that move, and similarity of its weights."""
+        """Tabulate, for each axis, how many positions move, and the similarity of the weights."""
         rows = tuple(
             (
                 name,
@@ -106,16 +107,17 @@ def match(
     1. Split weights into pieces in which each dimension is one axis or none.
     2. Start from the present order, and from a guess: positions are similar if their moments over
        all other axes, which no permutation changes, are similar.
-    3. Axis by axis, in random order, add up the inner products of all pairs of positions, with the
-       other axes as they are matched now; a linear assignment maximises the sum.
-    4. Stop when no axis changes; of all starts, return the most similar result.
+    3. For one axis after the other, in random order, compute the inner products of all pairs of
+       positions, given the present matches of the other axes. Match the axis by the linear
+       assignment that maximises their sum.
+    4. Stop when no axis changes. Return the most similar result of both starts.
 
     Args:
         graph: Architecture of the first network.
         a: Weights of the first network.
         b: Weights of the second network.
-        other: Architecture of the second network, if it is narrower. Each of its positions is then
-            assigned to a position of the first network.
+        other: Architecture of the second network, if it is narrower. Each of its positions is
+            matched to a position of the first network.
         seed: Seed of the order in which axes are visited.
 
     Raises:
@@ -160,13 +162,14 @@ def match(
 
 
 def matched_axes(graph: ArchGraph, second: ArchGraph) -> frozenset[str]:
-    """Return the axes that are free in both graphs and have no fixed order.
+    """Return the axes whose positions :func:`match` may permute: free, and without fixed order.
 
     A constant or a buffer whose recorded values vary along an axis (the angles of rotary
-    embeddings, a table of positions) fixes its order: another order would be another architecture.
+    embeddings, a table of positions) fixes the order of the axis, since another order would be
+    another architecture.
 
     Raises:
-        RewriteError: If the second graph is wider along one of them.
+        RewriteError: If the second graph is wider along one of these axes.
     """
     sizes = [{axis.name: axis.size for axis in axes(g).free} for g in (graph, second)]
     for name, size in sizes[1].items():

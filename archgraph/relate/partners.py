@@ -13,13 +13,13 @@ from archgraph.graph.ir import ArchGraph
 
 @dataclass(frozen=True)
 class Half:
-    """One of two graphs, with the operators and blocks that use each state entry, in order.
+    """One of the two graphs, with lookups between its blocks, operators and state entries.
 
     Attributes:
         graph: The graph.
-        inside: Operators by block.
-        block: Block by operator.
-        users: Operators by state entry.
+        inside: Dict from block to its operators, in topological order.
+        block: Dict from operator to its block.
+        users: Dict from parameter or buffer to the operators that use it, in topological order.
     """
 
     graph: ArchGraph
@@ -29,7 +29,7 @@ class Half:
 
     @staticmethod
     def of(graph: ArchGraph) -> Half:
-        """Return the half for a graph."""
+        """Return the lookups for a graph."""
         inside = {b.name: b.nodes for b in structure(graph).blocks}
         users: dict[str, list[str]] = {name: [] for name in graph.state_names}
         for node in graph.nodes:
@@ -44,26 +44,26 @@ class Half:
         )
 
     def blocks_of(self, leaf: str) -> tuple[str, ...]:
-        """Return the blocks that use a state entry."""
+        """Return the blocks that use a parameter or buffer."""
         return tuple(dict.fromkeys(self.block[n] for n in self.users[leaf]))
 
     def leaves_in(self, block: str) -> tuple[str, ...]:
-        """Return the state entries that a block uses."""
+        """Return the parameters and buffers that a block uses."""
         nodes = (self.graph.node[n] for n in self.inside[block])
         return tuple(dict.fromkeys(k for n in nodes for k in n.leaves() if k in self.users))
 
 
 @dataclass(frozen=True)
 class Partners:
-    """The corresponding parts of two graphs.
+    """The corresponding parts of two graphs, A and B.
 
     Attributes:
         a: The first graph.
         b: The second graph.
-        leaves: Corresponding entry of A's state, by entry of B's.
-        copies: Source in A's state, by further entry of B's.
+        leaves: Dict from parameters and buffers of B to the corresponding ones of A.
+        copies: Dict from parameters and buffers of B that are copies to their sources in A.
         blocks: Pairs of blocks (A's, B's), in the order of B.
-        nodes: Corresponding operator of A, by operator of B.
+        nodes: Dict from operators of B to the corresponding operators of A.
     """
 
     a: Half
@@ -88,10 +88,10 @@ def partners(
     Args:
         a: The first graph.
         b: The second graph.
-        leaves: Corresponding entry of A's state, by entry of B's.
-        copies: Source in A's state, by further entry of B's.
-        blocks: Pairs of blocks that are known.
-        nodes: Known operators of A, by operator of B.
+        leaves: Dict from parameters and buffers of B to the corresponding ones of A.
+        copies: Dict from parameters and buffers of B that are copies to their sources in A.
+        blocks: Pairs of blocks (A's, B's) that are already known.
+        nodes: Dict from operators of B to operators of A, for pairs that are already known.
     """
     one, two = Half.of(a), Half.of(b)
     order = {name: i for i, name in enumerate(two.inside)}

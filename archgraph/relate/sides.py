@@ -17,13 +17,13 @@ Match: TypeAlias = tuple[range, range]
 
 
 class SideGraph:
-    """One of the two graphs.
+    """One of the two graphs to align, with its analyses.
 
     Attributes:
         blocks: Blocks of the graph.
-        runs: Indices of the blocks of each section.
+        runs: For each section, the range of the indices of its blocks.
         free: Names of axes that can be cut.
-        inputs: Names of its inputs, in order.
+        inputs: Names of the graph's inputs, in order.
     """
 
     def __init__(self, graph: ArchGraph, by_widths: bool) -> None:
@@ -36,7 +36,7 @@ class SideGraph:
         self.inputs = [n.name for n in graph.nodes if n.op == "input"]
 
     def form(self, run: range) -> Form:
-        """Return the form of a run of blocks."""
+        """Return the form (the computation without names and widths) of consecutive blocks."""
         return self.forms.part(self.blocks[run[0]].entry, self.blocks[run[-1]].exit)
 
     @functools.cached_property
@@ -58,7 +58,7 @@ Sides: TypeAlias = tuple[SideGraph, SideGraph]
 
 
 def side_by_side(client: ArchGraph, other: ArchGraph) -> Sides:
-    """Put two graphs side by side.
+    """Analyse the two graphs to align.
 
     If they have no common names, operands with the same form are distinguished by width, not by
     name.

@@ -70,7 +70,7 @@ class Picture:
 
 
 def charts(log: Log) -> Iterator[Picture]:
-    """Yield charts over the rounds, on all data and on the clients' own, then time by purpose."""
+    """Yield charts of metrics over rounds, on all data and on clients' own data, then of time."""
     what = judge([log])
     yield curve_chart(
         f"{what} over the rounds", f"{what} on all test data", tested_models(log), what, [log]
@@ -95,8 +95,8 @@ def curve_chart(
     Args:
         name: Name of the chart.
         title: Title. For metrics other than accuracy, the better direction is added.
-        runs: Values by round and seed for each curve. Curves without rounds are skipped.
-        what: The metric.
+        runs: For each curve, its values for each round and seed. Curves without rounds are skipped.
+        what: Name of the metric.
         logs: The runs.
         axis: Label of the horizontal axis.
         places: Positions of each curve's rounds on the axis. Default: their numbers.
@@ -119,7 +119,7 @@ def curve_chart(
 
 
 def time_chart(runs: Mapping[str, DataFrame]) -> Picture:
-    """Draw the mean seconds per round by purpose, from the figures of each run."""
+    """Draw the mean seconds per round of each phase (training, evaluation, …)."""
     figure, (panel,) = panels(WIDTH, 1, points=(TITLES, NUMBERS))
     panel.set_title("seconds per round", loc="left", fontsize=TITLES, color=colours.INK)
     lines = time_bars(panel, time_spent(runs), 24)
@@ -158,12 +158,12 @@ def _own(log: Log, what: str) -> Iterator[Picture]:
 
 
 def worst_clients(log: Log) -> str:
-    """Return the label of the worst tenth of the clients, which is one client if ten or fewer."""
+    """Return a label for the worst tenth of clients, which is one client of at most ten."""
     return "worst client" if 0 < len(log.participants) <= 10 else "worst tenth of the clients"
 
 
 def worst_series(log: Log, what: str) -> Series:
-    """Return the mean over the worst tenth of the clients, each on its own test data, by round."""
+    """Return, for each round, the mean over the worst tenth of clients, each on its own data."""
     return series(log.figures, part="test tenth", group=ALL_CLIENTS, metric=what)
 
 

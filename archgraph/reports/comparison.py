@@ -45,7 +45,7 @@ LEGENDS = {
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure over runs that differ only in the seed.
+    """The values of one measure in runs that differ only in the seed.
 
     Attributes:
         values: One value per run.
@@ -66,10 +66,10 @@ class Figure:
 
 @dataclass(frozen=True, eq=False)
 class Figures(Mapping[str, Figure]):
-    """Figures of a group of runs, by the key of the measure.
+    """Maps the key of each measure to its values in a group of runs.
 
     Attributes:
-        listed: Figures of the columns; iteration covers only these.
+        listed: Measures that are columns. Iteration covers only these.
         find: Computes a figure whose key contains a pattern of model names
             (:func:`archgraph.reports.measures.of_models`). Such figures are never columns.
     """
@@ -99,12 +99,12 @@ class RunGroup:
 
     Attributes:
         label: Label, unique in the comparison.
-        settings: All settings that determine the figures, as plain values, without the seed.
+        settings: All settings that affect the results, as plain values, without the seed.
         runs: The runs, ordered by seed.
         seeds: The seeds of the runs.
-        tests: Rounds whose tests count.
-        figures: Figures by the key of the measure. A figure is missing if some run did not measure
-            it. Keys with patterns, such as ``clients.*.accuracy``, are computed on access.
+        tests: Tested rounds to average over.
+        figures: Dict from the key of a measure to its values. A measure is missing if some run does
+            not have it. Keys with patterns, such as ``clients.*.accuracy``, are computed on access.
     """
 
     label: str
@@ -135,8 +135,8 @@ class Comparison:
     """Groups of runs, in the order in which the runs were passed.
 
     Attributes:
-        groups: The rows.
-        measures: The columns. Columns that no group measured are not shown.
+        groups: Groups of runs, one per row.
+        measures: Measures to show as columns, if at least one group has them.
         last: Part of the rounds over which tests are averaged. Default: only the last test.
         mixed: True if tiers were tested on each client's own mixture of classes, False if on test
             examples of its classes. Default: tiers are not columns.
@@ -151,16 +151,16 @@ class Comparison:
 
     @functools.cached_property
     def frame(self) -> DataFrame:
-        """Frame with the figures of all runs, identified by experiment and seed."""
+        """Data frame with the values of all runs, identified by experiment and seed."""
         groups = {group.label: group.runs for group in self.groups}
         return together(groups, {group.label: group.seeds for group in self.groups})
 
     @property
     def differences(self) -> dict[str, tuple[str, ...]]:
-        """Settings in which the groups differ, with a text for each group.
+        """Maps each setting in which the groups differ to its value in each group, as text.
 
-        A setting that is at its default in every group that has it is omitted: it follows from
-        another setting, such as the options of a scheme that only one group uses.
+        Omits settings that have their default value in every group with that setting. These are,
+        for example, the options of a scheme that only one group uses.
         """
         return _differences([(group.runs[0], group.settings) for group in self.groups])
 

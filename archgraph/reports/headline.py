@@ -93,9 +93,9 @@ class Ranking:
     """Groups of runs sorted by one metric, the best first.
 
     Attributes:
-        what: The metric.
-        of: Description of the models that it covers.
-        rows: Groups with their figures.
+        what: Name of the metric.
+        of: Description of the models whose metric is compared.
+        rows: Pairs of group and value, the best first.
     """
 
     what: str

@@ -1,7 +1,7 @@
-"""The columns of a comparison: name, values and format of each figure.
+"""The columns of a comparison: name, values and format of each measure.
 
-All columns are selections from one frame of the runs (:func:`archgraph.reports.runs.together`):
-from the rounds whose tests count, or from all rounds up to the last common test.
+All columns are computed from one data frame of the runs (:func:`archgraph.reports.runs.together`):
+from the tested rounds to average over, or from all rounds up to the last common test.
 
 ``worst`` and ``average`` cover the models that clients run, each with equal weight; ``global`` is
 the server's model. :func:`of_models` selects models by a pattern, and can weight them by their
@@ -36,7 +36,7 @@ SHARES = ("accuracy", "matched")
 
 @dataclass(frozen=True, eq=False)
 class Measure:
-    """A column: names, format and values of a figure.
+    """A column: names, format and values of a measure.
 
     Attributes:
         key: Name in JSON and CSV.
@@ -60,8 +60,8 @@ def tested(figures: DataFrame, names: Mapping[str, bool]) -> Iterator[Measure]:
     Runs with validation examples have the same columns for these.
 
     Args:
-        figures: Frame of the rounds whose tests count.
-        names: Metrics, and whether higher is better.
+        figures: Data frame of the tested rounds to average over.
+        names: Dict from metric to whether higher is better.
     """
     for name, more in names.items():
         yield from _of_all(figures, name, more)
@@ -122,7 +122,7 @@ def of_models(figures: DataFrame, name: str) -> Measure | None:
     ``validation_`` before it selects the tests on validation examples.
 
     Args:
-        figures: Frame of the rounds whose tests count.
+        figures: Data frame of the tested rounds to average over.
         name: Name of the measure. The pattern may contain ``*`` and ``?``.
 
     Returns:
@@ -153,7 +153,7 @@ def right_answers(log: Log, tests: Collection[int], name: str) -> NDArray[np.flo
 
     Args:
         log: A run with `evaluate.answers`.
-        tests: Rounds whose tests count.
+        tests: Tested rounds to average over.
         name: Name of the figure.
 
     Returns:
@@ -203,7 +203,7 @@ def of_tiers(figures: DataFrame, name: str) -> tuple[list[Measure], bool]:
     """Return a column for each tier: the mean over its clients, each on its own test data.
 
     Args:
-        figures: Frame of the rounds whose tests count.
+        figures: Data frame of the tested rounds to average over.
         name: Metric to use if some run was not tested on its clients' mixtures of classes.
 
     Returns:
@@ -224,7 +224,7 @@ def of_tiers(figures: DataFrame, name: str) -> tuple[list[Measure], bool]:
 
 
 def cost_measures(figures: DataFrame) -> Iterator[Measure]:
-    """Yield the costs of all rounds together; costs that some round did not record are skipped."""
+    """Yield total costs of all rounds; costs that some round did not record are skipped."""
     of_run = rows_where(figures, part="run")
     # A row per round, with NaN for what the round did not record.
     rounds = of_run.pivot(index=[*RUN, "round"], columns="metric", values="value")

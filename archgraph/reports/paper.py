@@ -46,7 +46,7 @@ ACROSS, BESIDE, SAMPLE = 17, 6, 7
 
 
 def paper_figures(compared: Comparison, *, width: str = "3.3in") -> dict[str, Figure]:
-    """Draw a figure for each panel that all runs have figures for.
+    """Plot each panel for which every run has data.
 
     Lines are means over runs that differ only in the seed, bands one standard deviation, as the
     legend states.
@@ -57,7 +57,7 @@ def paper_figures(compared: Comparison, *, width: str = "3.3in") -> dict[str, Fi
             size is at least 7 points at any width.
 
     Returns:
-        The figures by the name of their panel in :data:`PANELS`.
+        A dict from the name of a panel in :data:`PANELS` to its figure.
     """
     inches, figures = width_in_points(width) / UNITS["in"], compared.frame
     logs = [log for group in compared.groups for log in group.runs]
@@ -153,7 +153,7 @@ def time_bars(panel: Axes, spent: Mapping[str, Mapping[str, float]], across: int
 
     Args:
         panel: Axes to draw on.
-        spent: Seconds by group and purpose.
+        spent: Dict from group to the seconds of each phase.
         across: Characters per line of a group's name, shown if there are several groups.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Plots of runs: metrics by tier over rounds or cost, and time by purpose."""
+"""Plots of runs: each tier's metrics against rounds or cost, and the time of each phase."""
 
 from __future__ import annotations
 

@@ -44,13 +44,13 @@ RUN = ["experiment", "seed"]
 
 @dataclass(frozen=True, repr=False)
 class Log:
-    """The record of a run.
+    """The record of a run: its settings, metrics and models.
 
     Attributes:
         folder: The run folder.
         config: The resolved experiment, as YAML.
         rounds: The lines of `metrics.jsonl`, one per round.
-        settings: All settings that determine the figures. Default: read from the folder.
+        settings: All settings that affect the results. Default: read from the folder.
     """
 
     folder: Path
@@ -71,7 +71,7 @@ class Log:
 
     @functools.cached_property
     def figures(self) -> DataFrame:
-        """A row per figure, except for figures of single clients' training."""
+        """Data frame with a row per measured value, except those of single clients' training."""
         return frame(self.rounds, clients=False)
 
     @functools.cached_property

@@ -33,10 +33,10 @@ def in_bytes(value: float) -> str:
 
 @dataclass(frozen=True)
 class SheetColumn:
-    """A column of a sheet.
+    """A column of a sheet: its titles, and how to format its values.
 
     Attributes:
-        key: Name in CSV.
+        key: Title in CSV files.
         title: Title in the table.
         show: Formats a value.
         right: Whether to align right, for numbers.

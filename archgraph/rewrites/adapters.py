@@ -1,4 +1,4 @@
-"""Adapters: a small bottleneck on every residual branch, zero at the start."""
+"""Add bottleneck adapters to residual branches, initialised to have no effect."""
 
 from __future__ import annotations
 

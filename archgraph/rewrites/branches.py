@@ -25,8 +25,8 @@ class Branch:
     Attributes:
         block: The block.
         merge: The sum.
-        value: The operand as the sum takes it: a ``Mode`` if training drops it at random.
-        node: Operator that computes it in evaluation.
+        value: The operand in the arguments of the sum; a ``Mode`` if training drops it at random.
+        node: Operator that computes the operand in evaluation.
         path: Name of a new leaf or module on the branch.
     """
 
@@ -47,7 +47,7 @@ Inserted = tuple[Sequence[Node], Sequence[Param]]
 
 
 def residuals(graph: ArchGraph, blocks: str | Iterable[str] | None) -> tuple[Block, ...]:
-    """Return the blocks by name or pattern; by default, all that add to their input.
+    """Return the blocks with these names or patterns; by default, all residual blocks.
 
     Raises:
         GraphError: If a block does not exist; suggests the nearest name.
@@ -65,14 +65,14 @@ def on_branches(
     *,
     allow_nothing: bool = False,
 ) -> Rewritten:
-    """Append operators to every branch of some residual blocks, right before the sums.
+    """Add operators to every branch of some residual blocks, right before the sums.
 
     Args:
         graph: The architecture.
         blocks: Some of its blocks.
         name: Name of a new leaf or module, inside its block.
-        make: Function from a branch to its new operators and leaves.
-        zero: Whether a new leaf, by name, starts at zero.
+        make: Returns the new operators and leaves for a branch.
+        zero: Maps the name of a new leaf to whether it starts at zero.
         allow_nothing: If True, accept an empty ``blocks``.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Compensation: factors on leaves that preserve the function when positions are repeated.
+"""Compute factors on parameters that preserve the function when positions are repeated.
 
 An operator that sums over an axis counts every copy. To compensate, one factor of the product that
 it sums is divided by the number of copies: a weight of its own, or the layers that compute the
@@ -31,7 +31,7 @@ Factors = dict[tuple[str, int], Vector]
 
 
 def compensation(copies: Copies) -> tuple[Factors, dict[str, str]]:
-    """Return factors by leaf and dimension, and the reasons for axes that cannot have them."""
+    """Return a dict from leaf and dimension to factors, and the axes without any, with reasons."""
     solved = copies.solved
     work = _Compensation(copies)
     refused: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""Copies: the old position that each new one copies, and the part of it that each copy has."""
+"""Copies of positions: the old position of each new one, and the share of each copy."""
 
 from __future__ import annotations
 
@@ -39,14 +39,17 @@ def drawn(name: str, size: int, wide: int, seed: int) -> npt.NDArray[np.int64]:
 def copied_positions(
     sizes: Mapping[Axis, int], positions: Mapping[Axis, npt.NDArray[np.int64]], seed: int
 ) -> dict[str, npt.NDArray[np.int64]]:
-    """Return the old position of each new one, by changed axis; positions override sizes."""
+    """Return a dict from each changed axis to the old position of each new position.
+
+    Positions override sizes.
+    """
     sources = {axis: drawn(axis.name, axis.size, size, seed) for axis, size in sizes.items()}
     sources.update(positions)
     return {a.name: i for a, i in sources.items() if not np.array_equal(i, np.arange(a.size))}
 
 
 def equal_parts(index: npt.NDArray[np.int64]) -> Vector:
-    """Return equal parts for the copies of each position, which add up to exactly one.
+    """Return the share of each copy: equal for all copies of a position, with a sum of exactly 1.
 
     >>> equal_parts(np.array([0, 1, 0]))
     array([0.5, 1. , 0.5])
@@ -65,7 +68,7 @@ class Copies:
 
     Attributes:
         graph: The architecture before the copies.
-        index: Old position of each new one, by axis.
+        index: Dict from axis to the old position of each new position.
     """
 
     graph: ArchGraph
@@ -73,12 +76,12 @@ class Copies:
 
     @property
     def solved(self) -> Axes:
-        """The axes of the architecture before the copies."""
+        """Axes of the architecture before the copies."""
         return axes(self.graph)
 
     @functools.cached_property
     def rewritten(self) -> Rewritten:
-        """The architecture with the copies, all at full weight."""
+        """The rewrite to the architecture with the copies, without compensating factors."""
         return cut_axes(self.graph, self.index)
 
     @functools.cached_property
@@ -94,7 +97,7 @@ class Copies:
         return positions(layout, self.index)
 
     def parts(self, layout: Layout, axes: Collection[str] | None = None) -> Vector:
-        """Return the part of each new position of a layout, for some axes or for all."""
+        """Return the share of each new position of a layout, for some axes or for all."""
         share = self._share
         if axes is not None:
             share = {name: part for name, part in share.items() if name in axes}

@@ -1,4 +1,4 @@
-"""Cut: keep, reorder or repeat positions of an architecture's axes."""
+"""Keep, reorder or repeat positions of an architecture's axes."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from archgraph.states import DimMap, Entry, Rewritten
 
 
 def cut_axes(graph: ArchGraph, selection: Kept, solved: Axes | None = None) -> Rewritten:
-    """Keep only these positions of the architecture's axes, in this order.
+    """Return a graph that keeps only these positions of some axes, in this order.
 
     Args:
         graph: The architecture.
-        selection: Positions by axis name; they may repeat. Axes without an entry are not cut.
-        solved: Axes of a graph with the same operators but other wiring. Default: those of
+        selection: Dict from axis name to the positions to keep, possibly repeated. Other axes are
+            not cut.
+        solved: Axes of a graph with the same operators but other connections. Default: axes of
             ``graph``.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Deepen without changing the function: new blocks start as the identity (Net2DeeperNet)."""
+"""Deepen sections without changing the function: new blocks start as the identity."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ def deepen(
     like: GraphLike | None = None,
     verify: bool = False,
 ) -> Rewritten:
-    """Lengthen sections by blocks that start as the identity.
+    """Lengthen sections by blocks that start as the identity (Net2DeeperNet).
 
-    A new block has the form of the section's last one. If the section has no block that can be
-    repeated and the graph is ``like`` without some blocks, it has the form of ``like``'s block.
-    In a residual block, the last layer of every branch starts at zero (a recurrent layer with all
-    its weights). In a chain, each layer starts as the identity (ones on the diagonal or at the
-    kernel's centre), which requires an idempotent activation.
+    A new block has the same layers as the section's last block. If no block of the section can be
+    repeated and the graph is ``like`` without some blocks, it has the same layers as the missing
+    block of ``like``. In a residual block, the last layer of every branch starts at zero (all
+    weights of a recurrent layer do). In a chain, each layer starts as the identity (ones on the
+    diagonal or at the kernel's centre), which requires an idempotent activation.
 
     Args:
         graph: The architecture.
-        depths: New number of blocks by section; sections without an entry keep theirs.
+        depths: Dict from section to its new number of blocks. Other sections are unchanged.
         like: An architecture whose names the new blocks take, as in :func:`graft`.
         verify: Check that the function is the same (three forwards in float64).
 
     Raises:
-        RewriteError: If a depth is below the section's own, or if a block cannot be the identity;
-            gives the reason.
+        RewriteError: If a depth is below the section's present depth, or if a block cannot be the
+            identity; gives the reason.
         GraphError: If a section does not exist; suggests the nearest name.
 
     Example:

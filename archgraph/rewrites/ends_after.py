@@ -1,4 +1,4 @@
-"""End the network after a section, with a new classifier (DepthFL, ScaleFL, InclusiveFL)."""
+"""Cut a network off after a section, with a new classifier (DepthFL, ScaleFL, InclusiveFL)."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ def ends_after(
 ) -> Rewritten:
     """Keep the network up to a section or block, followed by a new classifier or the exit there.
 
-    The transfer keeps the weights of the remaining network; a new head is initialised as a fresh
-    one. Its leaves are named ``end.…`` (``end_1.…`` if ``end`` is in use).
+    The transfer keeps the weights of the remaining network. A new head is initialised as in a new
+    model. Its parameters and buffers are named ``end.…`` (``end_1.…`` if ``end`` is in use).
 
     Args:
         graph: The architecture.
         section: The last section or block to keep.
         head: The classifier: an architecture with one input and one output, or a number of classes
             for a mean over positions and a linear layer. Default: the exit that :func:`add_exits`
-            added there. In that case earlier exits remain, and forward returns all of them by name.
+            added there. In that case earlier exits remain, and forward returns a dict of all exits.
         verify: Check against the original with the same head after the section (three forwards in
             float64).
 

@@ -1,4 +1,4 @@
-"""Exits: additional classifiers on intermediate results (DepthFL, ScaleFL)."""
+"""Add exits: additional classifiers on intermediate results (DepthFL, ScaleFL)."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def add_exits(
     """Add early exits to an architecture: classifiers after sections or blocks.
 
     Forward then returns a dict: ``main`` is the original output, and every exit has the name of its
-    section or block. New exits are added to existing ones. Leaves of an exit are named
+    section or block. Existing exits are kept. Parameters and buffers of an exit are named
     ``exits.<name>.…``, with underscores for dots.
 
     Args:
         graph: The architecture.
-        heads: Head of each exit, by section or block: an architecture with one input and one
-            output, or a number of classes for a mean over positions and a linear layer.
+        heads: Dict from section or block to the head of its exit: an architecture with one input
+            and one output, or a number of classes for a mean over positions and a linear layer.
         verify: Check that the main output is the same (three forwards in float64).
 
     Raises:

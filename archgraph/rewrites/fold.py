@@ -1,7 +1,7 @@
-"""Fold: merge additions to a network into its weights, so that the original class can load them.
+"""Merge additions to a network into its weights, so that the original class can load them.
 
-A low-rank adapter is a change of a layer's weight, a step size is a factor of the layer before it,
-and a batch norm in evaluation is a factor and an offset.
+A low-rank adapter is added to a layer's weight, a step size is a factor of the layer before it, and
+a batch norm in evaluation is a factor and an offset.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def fold(graph: ArchGraph, state: State) -> Traced:
 
     Args:
         graph: The architecture.
-        state: Its state.
+        state: State of the architecture.
 
     Raises:
         GraphError: If the state does not match the architecture.

@@ -1,4 +1,4 @@
-"""Graft: lengthen sections by copies of their blocks (FedFA, SOLAR)."""
+"""Lengthen sections by copies of their blocks (FedFA, SOLAR)."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ def graft(
 
     Args:
         graph: The architecture.
-        depths: New number of blocks, or their order, by section; sections without an entry keep
-            theirs.
-        like: An architecture (the global one) whose names the new blocks take, so that the result
-            aligns with it. Default: increase the number in the last block's name.
+        depths: Dict from section to its new number of blocks, or to their order. Other sections are
+            unchanged.
+        like: An architecture (the global model) that has the names of the new blocks, so that the
+            result aligns with it. Default: increase the number in the last block's name.
         verify: Check that skipping the new blocks restores the graph.
 
     Raises:
-        RewriteError: If a depth is below the section's own; if a section ends in a block that
-            changes the shape, or has no counterpart in ``like``; if an order omits a block.
+        RewriteError: If a depth is below the section's present depth; if a section ends in a block
+            that changes the shape, or has no counterpart in ``like``; if an order omits a block.
         GraphError: If a section does not exist; suggests the nearest name.
 
     Example:

@@ -27,7 +27,10 @@ def fresh(used: set[str], stem: str) -> str:
 
 
 def with_leaves(graph: ArchGraph, added: Iterable[tuple[str, Param]]) -> tuple[Param, ...]:
-    """Return the leaves of a graph, each followed by its new ones (key empty: at the end)."""
+    """Return the leaves of a graph with new ones inserted after the leaves that are their keys.
+
+    New leaves with an empty key are appended at the end.
+    """
     behind: dict[str, list[Param]] = {}
     for previous, param in added:
         behind.setdefault(previous, []).append(param)
@@ -44,12 +47,12 @@ def last_leaf(graph: ArchGraph, block: Block) -> str:
 
 
 def initialised(graph: ArchGraph, new: ArchGraph, zero: Collection[str] = ()) -> Rewritten:
-    """Keep all existing entries; initialise new ones as in a fresh model.
+    """Return the rewrite that keeps existing entries and initialises others as in a new model.
 
     Args:
         graph: The architecture before the change.
         new: The architecture after the change.
-        zero: New leaves that start at zero instead.
+        zero: Names of new leaves that start at zero instead.
     """
     after = renumber(new)
     entries = {
@@ -79,13 +82,13 @@ def _start(graph: ArchGraph, slot: Slot, zero: bool) -> Entry:
 
 
 def channels(graph: ArchGraph, node: Node, where: str) -> tuple[int, int]:
-    """Return the dimension and the number of a result's channels.
+    """Return the dimension and the number of the channels of a result.
 
     Channels are the dimension with an axis of parameters. If there is not exactly one, they are the
     last of two or three dimensions, or the second of more.
 
     Raises:
-        RewriteError: If their number depends on the batch, or if there are none.
+        RewriteError: If the number of channels depends on the batch, or if there are no channels.
     """
     shape = node.shape
     # Positions and tokens are fixed; channels have an axis of parameters.
@@ -114,7 +117,7 @@ def operands_in(graph: ArchGraph) -> Callable[[str], Iterable[str]]:
 
 
 def following(stands_in: Mapping[str, Value]) -> Callable[[Value], Value]:
-    """Return a function that substitutes results, through chains of replacements."""
+    """Return a function that replaces names of results, following chains of replacements."""
 
     def follow(value: Value) -> Value:
         while isinstance(value, Ref) and value.name in stands_in:
@@ -142,7 +145,7 @@ def matching(patterns: str | Iterable[str], names: Mapping[str, str], problem: s
 
 
 def unused_leaves(graph: ArchGraph) -> dict[str, set[str]]:
-    """Return unused leaves that are never updated, each with the used leaves of its module."""
+    """Return a dict from unused, never updated leaves to the used leaves of their module."""
     assigned = {buffer for buffer, _ in graph.updates}
     modules: dict[str, set[str]] = {}
     for param in graph.params:
@@ -156,7 +159,7 @@ def unused_leaves(graph: ArchGraph) -> dict[str, set[str]]:
 
 
 def tidied(before: ArchGraph, after: ArchGraph) -> ArchGraph:
-    """Remove leaves that are unused and whose module is gone."""
+    """Remove unused leaves of modules whose used leaves are gone."""
     # A counter goes with its module. A leaf without a module remains: checkpoints contain it.
     gone = {
         name

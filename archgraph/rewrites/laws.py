@@ -1,6 +1,6 @@
-"""Laws of rewrites, checked on the spot: three forwards in float64 on random weights.
+"""Check the laws of rewrites numerically: three forwards in float64 with random weights.
 
-A law that holds only because there is nothing to compare proves nothing; :func:`check_law` raises.
+:func:`check_law` raises an error if a law holds only because there is nothing to compare.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def random_state(
 def random_inputs(
     graph: ArchGraph, batch: int = 2, seed: int = 0, sizes: Mapping[str, int] | None = None
 ) -> dict[str, Any]:
-    """Draw inputs of the graph's types, by argument name.
+    """Draw inputs of the graph's types, as a dict from argument name to value.
 
     Complex and floating-point inputs are drawn from a normal distribution. Integers are 0 or 1,
     which are valid indices of any embedding. Inputs that forward rounds to integers are drawn from
@@ -133,7 +133,8 @@ def random_inputs(
         graph: The graph.
         batch: Number of examples.
         seed: Seed of the numbers.
-        sizes: Values of open sizes. Default: those of the example.
+        sizes: Dict from open (dynamic) size to its value. Default: the values of the traced
+            example.
     """
     generator = torch.Generator().manual_seed(seed)
     tensors: dict[str, torch.Tensor] = {}
@@ -209,7 +210,7 @@ def outputs(module: torch.nn.Module, inputs: Mapping[str, Any]) -> list[torch.Te
 
 
 def evaluated(graph: ArchGraph, state: State, inputs: Mapping[str, Any]) -> list[torch.Tensor]:
-    """Return all output tensors of a network in float64, in evaluation.
+    """Run a network in evaluation in float64, and return all output tensors.
 
     Networks that draw random numbers in evaluation draw the same numbers in each call.
     """
@@ -247,7 +248,7 @@ def relative_difference(results: list[torch.Tensor], expected: list[torch.Tensor
 def masked(
     graph: ArchGraph, state: State, selection: Kept
 ) -> tuple[ArchGraph, dict[str, torch.Tensor]]:
-    """Set every dropped position of the wide graph and state to zero, including constants.
+    """Return the wide graph and state with every dropped position set to zero, also in constants.
 
     Floating-point numbers are multiplied by :data:`NOTHING` instead of zero: a direction that is
     computed from dropped weights alone (weight norm's ``v/‖v‖``) remains a finite number, and its
@@ -390,10 +391,10 @@ def check_law(
 
 
 def refuse_empty(before: ArchGraph, after: ArchGraph) -> None:
-    """Refuse a graph with empty leaves or results where the graph before had none.
+    """Raise an error for empty leaves or results that the graph before did not have.
 
     Raises:
-        RewriteError: If there are any; names the first.
+        RewriteError: If there are any. The message names the first.
     """
     nonempty = {p.name for p in before.params if 0 not in p.shape}
     empty: list[tuple[str, TensorType]] = [
@@ -406,7 +407,7 @@ def refuse_empty(before: ArchGraph, after: ArchGraph) -> None:
 
 
 def to_float64(transfer: Transfer) -> Transfer:
-    """Return the transfer between float64 states, with float64 initialisers."""
+    """Return a transfer with all floating-point types replaced by float64."""
     source, target = (
         tuple(s._replace(dtype=_WIDE.get(s.dtype, s.dtype)) for s in slots)
         for slots in (transfer.source, transfer.target)

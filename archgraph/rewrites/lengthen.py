@@ -1,4 +1,4 @@
-"""Lengthen a section by copies of its blocks, with increased numbers or the names of a model."""
+"""Insert copies of blocks into a section, named by number or as in another graph."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def repeatable_blocks(graph: ArchGraph, section: Section, end: str) -> list[Bloc
     """Return the blocks of a section that can be repeated after a node.
 
     Raises:
-        RewriteError: If there is none.
+        RewriteError: If there is no such block.
     """
     type_ = graph.node[end].type
     repeatable = [
@@ -43,7 +43,7 @@ def repeatable_blocks(graph: ArchGraph, section: Section, end: str) -> list[Bloc
 
 
 def extend(splice: Splice, section: Section, depth: int) -> list[str]:
-    """Append copies under new numbers; return the names of all blocks in the section."""
+    """Append copies with new numbers in their names; return the names of the section's blocks."""
     graph = splice.graph
     repeatable = repeatable_blocks(graph, section, section.blocks[-1].exit)
     bodies = [_layers(graph, b) for b in repeatable]
@@ -63,13 +63,13 @@ def extend(splice: Splice, section: Section, depth: int) -> list[str]:
 
 
 def repeat(splice: Splice, section: Section, order: Sequence[int]) -> list[str]:
-    """Insert copies so that a section's blocks follow an order; return the names of all its blocks.
+    """Insert copies of a section's blocks to get an order of indices; return all block names.
 
-    The first occurrence of a number is the block itself.
+    The first occurrence of an index in ``order`` is the existing block; later ones are copies.
 
     Raises:
-        RewriteError: If a block is missing or precedes an earlier one; if a repeated block changes
-            the type of the stream.
+        RewriteError: If an index is missing; if first occurrences are not ascending; if the input
+            and output of a repeated block differ in shape or dtype.
     """
     blocks, where = section.blocks, section.name
     first = list(dict.fromkeys(order))
@@ -187,7 +187,7 @@ def _are_items(graph: ArchGraph, module: Path, leaf_names: Sequence[str]) -> boo
 def line_up(
     splice: Splice, section: Section, depth: int, like: ArchGraph, model: Structure
 ) -> list[str]:
-    """Insert copies under the names of another graph's blocks; return the section's blocks."""
+    """Insert copies with the names of another graph's blocks; return the section's block names."""
     try:
         target = model.section(section.name)
     except GraphError as error:

@@ -1,4 +1,4 @@
-"""Low-rank adapters: a branch of two narrow layers parallel to a layer; the rank is an axis."""
+"""Add low-rank adapters: two narrow layers parallel to a layer, with the rank as an axis."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def add_lora(
     """Add ``s · up(down(x))`` to linear maps and convolutions of ``x`` (LoRA).
 
     ``up`` starts at zero, so the network computes the same function until it is trained. Every
-    adapter's rank is an axis with role ``rank``, which a share of all axes does not cut; ``rank=4``
-    in :func:`archgraph.rewrite` keeps the first four positions of each. All layers remain
-    trainable; ``train_only="*.lora.*"`` freezes the others.
+    adapter's rank is an axis with role ``rank``. Shares of all axes do not cut it, but ``rank=4``
+    in :func:`archgraph.rewrite` keeps the first four positions of every rank. All layers remain
+    trainable; ``train_only="*.lora.*"`` freezes all except the adapters.
 
     Args:
         graph: The architecture.
@@ -51,8 +51,8 @@ def add_lora(
         where: Names or patterns of layers or of their weights (``*.query``). Default: every linear
             map and convolution that can have an adapter. To adapt an embedding, give its full name.
         alpha: Numerator of the scale. Default: the value for which the scale is 1.
-        scaling: The scale ``s``: ``alpha / rank``, or ``alpha / √rank`` (``rsqrt``). For a client
-            with a smaller rank, the scale stays the same.
+        scaling: The scale ``s``: ``alpha / rank``, or ``alpha / √rank`` (``rsqrt``). A client with
+            a smaller rank keeps this scale.
         allow_nothing: If True, return a model without such layers unchanged.
         verify: Check that the function is the same (three forwards in float64).
 
@@ -222,16 +222,16 @@ def rank(
     allow_nothing: bool = False,
     verify: bool = False,
 ) -> Rewritten:
-    """Keep the first positions of the rank of every low-rank adapter.
+    """Reduce the rank of every low-rank adapter: keep its first positions.
 
     Adapters with a smaller rank are unchanged. Without ``alpha`` the scale is unchanged, so the
-    client computes the same as the model with the other positions masked to zero.
+    client computes the same as the model with the removed positions set to zero.
 
     Args:
         graph: An architecture with low-rank adapters.
         size: The new rank. Default: keep every rank.
-        alpha: Numerator of the scale of every adapter, as in :func:`archgraph.add_lora`, for the
-            new rank. Among the adapter methods, ``flora`` supports such clients.
+        alpha: New numerator of the scale of every adapter, as in :func:`archgraph.add_lora`. Among
+            the adapter methods, ``flora`` supports clients with a changed scale.
         scaling: The scale: ``alpha / rank``, or ``alpha / √rank`` (``rsqrt``).
         allow_nothing: If True, accept a model whose ranks are all at most ``size``, or that has no
             adapters.

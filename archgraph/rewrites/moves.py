@@ -1,8 +1,8 @@
-"""Factors on positions that reach an operand through operators that only move them.
+"""Apply factors to layers whose results reach an operand through operators that only move values.
 
-Packed queries, keys and values share a layer, but only one of them is to be divided. Therefore the
-layer's channels are numbered, and the numbers are sent through the operators. The number that
-arrives at a position of the operand is the channel to divide.
+Packed queries, keys and values share a layer, but only one of the three must be divided. Therefore
+the layer's channels are numbered, and the operators are run on these numbers. The number at each
+position of the operand is the channel to divide.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ Sent: TypeAlias = "torch.Tensor | list[torch.Tensor] | tuple[torch.Tensor, ...]"
 
 
 class Refusal(Exception):
-    """Reason why a factor cannot be placed anywhere."""
+    """Raised if a factor cannot be applied, with the reason."""
 
 
 def moved_from(graph: ArchGraph, name: str) -> tuple[list[Node], Node] | None:
-    """Return the operators that move a layer's result to this result, and the layer."""
+    """Return the operators that move a layer's result to another result, and the layer."""
     path = [graph.node[name]]
     while growth(path[-1].op).moves:
         operands = list(path[-1].operands())
@@ -45,7 +45,7 @@ class MovedFactors:
     """Factors on the layers whose results are moved to operands.
 
     Attributes:
-        factors: Factor per new position, by leaf and dimension.
+        factors: Dict from leaf and dimension to one factor per new position.
     """
 
     def __init__(self, copies: Copies, axes: set[str]) -> None:
@@ -56,14 +56,14 @@ class MovedFactors:
         self._arrived: dict[str, tuple[torch.Tensor, set[int]]] = {}
 
     def divide(self, start: str, dim: int) -> None:
-        """Divide the channels that arrive along a dimension of an operand.
+        """Divide the layer's channels whose values are along a dimension of an operand.
 
-        1. Number the channels of the layer, and send the numbers through the operators.
-        2. A channel that arrives at a position gets the factor of that position.
+        1. Number the channels of the layer, and run the operators on the numbers.
+        2. The channel whose number is at a position gets the factor of that position.
         3. The leaves of the layer get the factors of its channels.
 
         Raises:
-            Refusal: If the layer has other users, or if one channel arrives with several factors.
+            Refusal: If the layer has other users, or if one channel would get several factors.
         """
         way = moved_from(self.copies.graph, start)
         assert way is not None
@@ -112,7 +112,7 @@ class MovedFactors:
                 self.factors[leaf.name, d] = np.where(factor == 1, before, factor)
 
     def check(self, start: str, ends: set[str]) -> None:
-        """Check that the channels that arrive are not used elsewhere.
+        """Check that the divided channels are not used elsewhere.
 
         Args:
             start: The operand to name in the message.

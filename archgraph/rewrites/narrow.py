@@ -1,4 +1,4 @@
-"""Narrow: keep the first positions of axes and fold the removed ones into them (FedADP)."""
+"""Narrow axes: keep the first positions and merge the removed ones into them (FedADP)."""
 
 from __future__ import annotations
 
@@ -33,12 +33,13 @@ def narrow(
     seed: int = 0,
     allow_nothing: bool = False,
 ) -> Rewritten:
-    """Narrow axes to their first positions and fold the removed positions into them.
+    """Narrow axes to their first positions and merge the removed positions into them.
 
     Args:
         graph: The wide architecture.
-        shares: One share in (0, 1] for every width, or shares by axis, as in :func:`take`.
-        sizes: Number of first positions to keep, by axis.
+        shares: One share in (0, 1] for every width, or a dict from axis to share, as in
+            :func:`take`.
+        sizes: Dict from axis to the number of first positions to keep.
         mode: ``paper``: where an axis is summed over, the sum of the removed weights is added to
             the remaining ones in equal parts (FedADP, Algorithm 3). ``net2net``: the inverse of
             :func:`widen` with the same seed. Copies are merged with their originals: summed where

@@ -16,10 +16,10 @@ SectionBlocks: TypeAlias = Sequence[tuple[str, tuple[str, ...]]]  # block names 
 
 
 def integer_depths(depths: Mapping[str, int]) -> dict[str, int]:
-    """Return the depths by section.
+    """Check the depths of sections, and return them as a dict.
 
     Raises:
-        RewriteError: If they are not whole numbers by name.
+        RewriteError: If they are not a dict from name to integer.
     """
     if not isinstance(depths, Mapping):
         raise RewriteError("depths must map sections to numbers", found=repr(depths))
@@ -32,10 +32,10 @@ def integer_depths(depths: Mapping[str, int]) -> dict[str, int]:
 def with_sections(
     rewritten: Rewritten, before: ArchGraph, parts: Structure, names: SectionBlocks
 ) -> Rewritten:
-    """Keep the sections: the user's own, and those that the analysis no longer finds.
+    """Return the rewrite with the sections of the graph before.
 
-    Removing blocks can remove the evidence for a section (its last residual block, the repetition
-    of a layer). The sections are then written into the graph.
+    Removing blocks can remove the evidence by which the analysis finds a section (its last residual
+    block, the repetition of a layer). The sections are then written into the graph.
     """
     if before.sections:
         requested = _requested(dict(before.sections), names)

@@ -1,4 +1,4 @@
-"""Shorten: remove the last blocks of sections (FedFA, FedADP)."""
+"""Shorten sections: remove their last blocks (FedFA, FedADP)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def shorten(graph: ArchGraph, depths: Mapping[str, int], *, verify: bool = False
 
     Args:
         graph: The architecture.
-        depths: Number of blocks to keep, by section; sections without an entry keep all.
+        depths: Dict from section to the number of blocks to keep. Other sections keep all.
         verify: As in :func:`skip`.
 
     Raises:

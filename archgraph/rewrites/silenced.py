@@ -1,4 +1,4 @@
-"""Silenced: the unchanged graph with the effect of some blocks removed, for the law of skipping.
+"""Remove the effect of some blocks but not the blocks, to check the law of skipping.
 
 The sum that adds a branch is found from the layers of a block and the graph, not from the
 boundaries of the block in the analysis. A wrong boundary is therefore detected.

@@ -1,4 +1,4 @@
-"""Skip: remove blocks (NeFL, FedADP)."""
+"""Remove blocks (NeFL, FedADP)."""
 
 from __future__ import annotations
 
@@ -34,19 +34,20 @@ def skip(
 ) -> Rewritten:
     """Remove blocks: the input of each replaces its output.
 
-    For a dense block, the terms that it appends are removed, together with their width in all
-    layers that read them. The value that it passes on remains, even if the block prepares it.
+    For a dense block (DenseNet), the features that it appends are removed, and with them their
+    width in all layers that read them. The features that it passes on are kept, including any
+    operations of the block on them (a ReLU).
 
     Args:
         graph: The architecture.
         blocks: Names or patterns (``layer2.1``, ``layer*.1``).
-        keep: By section, a 1 for every block to keep and a 0 for every block to remove, as in
-            NeFL's tables. The removed blocks keep their projection shortcuts.
+        keep: Dict from section to a list with 1 for every block to keep and 0 for every block to
+            remove, as in NeFL's tables. The removed blocks keep their projection shortcuts.
         keep_projection: If True, keep the projection shortcut of a block and remove only its body.
             Then blocks that change the shape can be removed as well (NeFL).
-        verify: Compare with the original in which the branches of these blocks are multiplied by
-            zero where they are added, and plain layers are the identity (three forwards in
-            float64).
+        verify: Check that the result computes the same as the original network with the residual
+            branches of these blocks multiplied by zero, and with their plain layers replaced by the
+            identity (three forwards in float64).
 
     Raises:
         RewriteError: If a block is not removable; gives the reason.

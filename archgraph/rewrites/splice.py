@@ -1,4 +1,4 @@
-"""Splice: insert copies of blocks into a graph, and track the source of each leaf."""
+"""Insert copies of blocks into a graph, and track the source of each leaf."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Renaming:
-    """Names of a copy: its leaves, and the module paths of its operators."""
+    """New names for a copy of a block: of its leaves, and of its operators' module paths."""
 
     leaves: Mapping[str, str]
     scope: Callable[[Node], str]
@@ -65,7 +65,7 @@ def names_in_use(graph: ArchGraph) -> set[str]:
 
 
 def behind(graph: ArchGraph, spot: str, nodes: Sequence[Node], end: str) -> ArchGraph:
-    """Insert operators after a result; readers of the result then read their ``end``."""
+    """Insert operators after a result; readers of the result then read ``end`` instead."""
     new = graph.mapped(lambda value: Ref(end) if value == Ref(spot) else value)
     at = next(i for i, n in enumerate(new.nodes) if n.name == spot) + 1
     # Updates of buffers stay with the original operators: a copy has its own updates.
@@ -82,7 +82,7 @@ class _Spot:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The parts of a block that are copied; those that it shares with other blocks are not."""
+    """The operators, leaves and updates of a block to copy, without those of other blocks."""
 
     nodes: tuple[str, ...]
     leaves: tuple[str, ...]
@@ -94,10 +94,10 @@ class Splice:
     """A graph into which blocks are inserted.
 
     Attributes:
-        graph: The graph before.
+        graph: The graph before any insertion.
         extended: The graph with the copies so far.
-        source: Leaf from which each new leaf is initialised.
-        blocks: The new blocks.
+        source: Dict from each new leaf to the leaf from which it is initialised.
+        blocks: Names of the new blocks.
     """
 
     graph: ArchGraph

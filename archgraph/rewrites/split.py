@@ -1,4 +1,4 @@
-"""Parts: split an architecture before or after named blocks, and chain parts again."""
+"""Split an architecture before or after named blocks, and join the parts again."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ T = TypeVar("T")
 class Parts(Sequence[Rewritten]):
     """The parts of an architecture, in order of computation.
 
-    Each part takes the results of earlier parts that it or a later part needs. If that is a single
-    value, forward takes and returns a plain tensor.
+    The inputs of each part are the results of earlier parts that this part or a later one needs. If
+    there is only one, forward takes a plain tensor. The outputs of parts follow the same rule.
 
     Attributes:
-        parts: Each part's graph, and the transfer from the full state to its own.
-        original: The architecture, whose order :func:`chain` restores.
+        parts: For each part, its graph and the transfer from the full state to the part's state.
+        original: The architecture before the split, whose order :func:`chain` restores.
     """
 
     parts: tuple[Rewritten, ...]
@@ -236,7 +236,7 @@ def _sizes_of(graph: ArchGraph) -> frozenset[str]:
 
 
 def chain(parts: Parts | Sequence[GraphLike]) -> ArchGraph:
-    """Join parts into one architecture that runs them one after the other.
+    """Return one architecture that runs the parts one after the other.
 
     Args:
         parts: The result of :func:`split`, or architectures of which each returns the first inputs

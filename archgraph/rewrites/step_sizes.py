@@ -1,4 +1,4 @@
-"""Step sizes: a learnable factor on the branch of every residual block (NeFL)."""
+"""Add step sizes: a learnable factor on the branch of every residual block (NeFL)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def add_step_sizes(
     allow_nothing: bool = False,
     verify: bool = False,
 ) -> Rewritten:
-    """Multiply the branches of residual blocks by scalars of their own, right before the sums.
+    """Multiply each branch of residual blocks by its own scalar, right before the sum.
 
     The network computes the same function while all step sizes are 1. A Transformer layer gets two
     step sizes, for attention and for feed-forward.
@@ -36,7 +36,8 @@ def add_step_sizes(
     Args:
         graph: The architecture.
         blocks: Names or patterns of residual blocks. Default: all of them.
-        initial: Initial step size, for all blocks or by block name (1 for blocks without an entry).
+        initial: Initial step size of all blocks, or a dict from block to initial step size (1 for
+            other blocks).
         learnable: If True, the step sizes are trained.
         allow_nothing: If True, return a model without residual blocks unchanged.
         verify: Check that step sizes of 1 change nothing (three forwards in float64).

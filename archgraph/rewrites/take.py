@@ -1,4 +1,4 @@
-"""Take: keep some positions of some axes (HeteroFL, FjORD, FedRolex, NeFL, FedFA)."""
+"""Keep some positions of some axes (HeteroFL, FjORD, FedRolex, NeFL, FedFA)."""
 
 from __future__ import annotations
 
@@ -26,17 +26,18 @@ def take(
     allow_nothing: bool = False,
     verify: bool = False,
 ) -> Rewritten:
-    """Keep some positions of some axes; every other size follows from the axes.
+    """Keep some positions (indices) of some axes; all sizes and constants follow from them.
 
     Args:
         graph: The wide architecture.
-        shares: One share in (0, 1] for every width, or shares by axis name, role or pattern. A
-            share cuts one factor of every product of axes: complete heads, the width of groups
-            (:meth:`archgraph.analysis.axes.Axes.independent`). Each axis that it cuts keeps its
-            first ``ceil(share · size)`` positions.
-        sizes: Number of first positions to keep, by axis name, role or pattern.
-        positions: Positions to keep, in their new order, by axis name, role or pattern. Positions
-            override sizes, sizes override shares, and later entries override earlier ones.
+        shares: One share in (0, 1] for every width, or a dict from axis name, role or pattern to
+            share. A share cuts one factor of every product of axes: complete heads, the width of
+            groups (:meth:`archgraph.analysis.axes.Axes.independent`). Each axis that it cuts keeps
+            its first ``ceil(share · size)`` positions.
+        sizes: Dict from axis name, role or pattern to the number of first positions to keep.
+        positions: Dict from axis name, role or pattern to the positions to keep, in their new
+            order. Positions override sizes, sizes override shares, and later entries override
+            earlier ones.
         importance: Scores of positions, or a file with scores. Axes that shares or sizes cut then
             keep their best positions, in order, instead of the first.
         rounding: ``ceil`` (HeteroFL, NeFL) or ``floor`` (ScaleFL, RecipFL's small nets).

@@ -1,4 +1,4 @@
-"""Widen: add positions without changing the function (Net2Wider, FedADP)."""
+"""Widen axes: add positions without changing the function (Net2Wider, FedADP)."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def widen(
 
     Args:
         graph: The narrow architecture.
-        factors: One factor from 1 to 16 for every width, or factors by axis; axes are named as
-            in :func:`take`. Larger numbers are sizes.
-        sizes: New number of positions, by axis.
-        positions: The old position that each new one copies, by axis.
+        factors: One factor from 1 to 16 for every width, or a dict from axis to factor, with axes
+            named as in :func:`take`. Larger numbers are sizes.
+        sizes: Dict from axis to its new number of positions.
+        positions: Dict from axis to the old position that each new position copies.
         seed: Seed of the copies.
         approximate: If True, copy even where this changes the function (a norm over an axis whose
             positions are not repeated equally often, a softmax over it).

@@ -1,4 +1,4 @@
-"""The size of an update, and updates scaled down to a part of it."""
+"""Measure the size of an update, and scale an update down."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from archgraph.states.wire import carried
 
 @carried
 class UpdateSize(NamedTuple):
-    """The size of an update.
+    """The size of an update: its norm and its number of values.
 
     Attributes:
         norm: L2 norm over all values that can be averaged.
-        values: Number of these values.
+        values: Number of values that can be averaged.
     """
 
     norm: float
@@ -33,12 +33,13 @@ class UpdateSize(NamedTuple):
 
 @torch.no_grad()
 def change(sent: State, state: State, unmerged: Collection[str] = ()) -> UpdateSize:
-    """Return the size of the update ``state - sent``, in double precision.
+    """Return the size of the update ``state - sent``, computed in double precision.
 
     Args:
         sent: The state that the client received.
-        state: The state that it returned. Integers and entries that were not sent do not count.
-        unmerged: Further entries that do not count.
+        state: The state that the client returned. Integers and entries that were not sent are
+            ignored.
+        unmerged: Names of other entries to ignore.
 
     Example:
         >>> size = change({"w": torch.zeros(4)}, {"w": torch.tensor([2.0, -2.0, 2.0, -2.0])})
@@ -54,16 +55,17 @@ def change(sent: State, state: State, unmerged: Collection[str] = ()) -> UpdateS
 
 @torch.no_grad()
 def clipped(sent: State, state: State, factor: float, unmerged: Collection[str] = ()) -> State:
-    """Scale the update by a factor: ``sent + factor · (state - sent)``. Integers stay as returned.
+    """Return ``sent + factor · (state - sent)``, the state of the scaled update.
 
-    The norm of the result is ``factor`` times the norm of the update, up to one rounding per value.
-    Every value lies between the sent and the returned one, so variances stay nonnegative.
+    The norm of the new update is ``factor`` times the old norm, up to one rounding per value. Every
+    value lies between the sent and the returned one, so variances stay nonnegative. Integers are as
+    in ``state``.
 
     Args:
         sent: The state that the client received.
-        state: The state that it returned.
+        state: The state that the client returned.
         factor: Factor on the update. At 1 or more, ``state`` itself is returned.
-        unmerged: Entries that stay as returned.
+        unmerged: Names of entries that are not scaled.
 
     Example:
         >>> clipped({"w": torch.zeros(2)}, {"w": torch.tensor([3.0, -4.0])}, 0.5)

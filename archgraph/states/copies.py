@@ -14,7 +14,7 @@ _ALIGNED = 512
 
 
 def to_device(value: Tensor, device: torch.device | str) -> Tensor:
-    """Return a tensor on a device; copies to a GPU are asynchronous, from page-locked memory.
+    """Copy a tensor to a device; copies to a GPU are asynchronous, from page-locked memory.
 
     >>> to_device(torch.ones(2), "cpu")
     tensor([1., 1.])
@@ -32,8 +32,8 @@ def state_to_device(
 ) -> dict[str, Tensor]:
     """Return a state on a device; entries in CPU memory are copied as one buffer.
 
-    The entries share this buffer, which lives as long as any of them. They are aligned in it as
-    tensors of their own would be.
+    The entries share this buffer, which lives as long as any of them, with the same alignment as
+    separate tensors.
 
     Args:
         state: The state, on any devices.

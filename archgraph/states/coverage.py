@@ -1,4 +1,4 @@
-"""Coverage of a source state by transfer entries, stored as a sum of outer products."""
+"""Coverage: the total weight on each position of a state, stored as a sum of outer products."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ Slices: TypeAlias = tuple[slice, ...]
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """One term of an entry's coverage: the contribution of one target entry to its source entry.
+    """One term of a coverage: the contribution of one entry of an update to its source entry.
 
     Attributes:
-        factor: Factor on the whole outer product.
-        dims: The target entry's maps.
-        rows: Weights along the target entry's first dimension; empty if all are one.
+        factor: Factor on the outer product.
+        dims: Maps of the update's entry, one per dimension.
+        rows: Weights along the first dimension of the update's entry; empty if all are one.
     """
 
     factor: float
@@ -49,7 +49,7 @@ class Term:
 
     @staticmethod
     def of(entry: Entry, weight: float = 1.0, rows: tuple[float, ...] = ()) -> Term:
-        """Return the coverage that an entry of this weight gives its source."""
+        """Return the coverage of the source by an entry with a weight."""
         # |A|ᵀ|A| 1 contains the scale twice, as push(pull(θ)) does.
         return Term(weight * entry.scale**2, entry.dims, rows)
 
@@ -71,7 +71,7 @@ class SteppedVector(NamedTuple):
 
     @staticmethod
     def of(vector: Vector) -> SteppedVector:
-        """Return the steps of a vector."""
+        """Find the positions where a vector changes."""
         changes = np.flatnonzero(vector[1:] != vector[:-1]) + 1
         return SteppedVector(vector, tuple(changes.tolist()))
 
@@ -84,13 +84,13 @@ def _steps(map_: DimMap) -> SteppedVector:
 
 @dataclass(frozen=True, eq=False)
 class Division:
-    """How to divide a sum by its coverage; entries with equal coverage share it.
+    """How to divide a sum by its coverage, shared by entries with equal coverage.
 
     Attributes:
         bands: Slices along the first dimension, each with the divisor of its rows; the divisor is
             1 where nothing is covered.
-        uncovered: Boxes in which nothing is covered.
-        covered: Mask of the covered positions if there are too many such boxes, else None.
+        uncovered: Boxes of positions that no update covers.
+        covered: Mask of the covered positions, if there are too many uncovered boxes; else None.
     """
 
     bands: list[tuple[slice, Tensor]]
@@ -99,14 +99,14 @@ class Division:
 
 
 class Coverage(Mapping[str, Tensor]):
-    """Total weight on each position, by entry name: dense float64 tensors, made on access.
+    """Maps each entry to the total weight on its positions, a float64 tensor made on access.
 
-    Only the outer products of the sum are stored. A lookup of an evenly covered entry returns one
-    number, expanded to the entry's shape.
+    Only outer products are stored. For an evenly covered entry, the tensor is one number, expanded
+    to the entry's shape.
 
     Args:
-        shapes: Shape of every entry.
-        terms: Terms that cover each entry; an entry without terms is not covered.
+        shapes: Dict from entry to its shape.
+        terms: Dict from entry to the terms that cover it; an entry without terms is not covered.
 
     >>> term = Term.of(Entry("w", (DimMap.of(range(2), 4), None)), weight=5)
     >>> coverage = Coverage({"w": (4, 3)}, {"w": [term]})
@@ -145,7 +145,7 @@ class Coverage(Mapping[str, Tensor]):
         return len(self._shapes)
 
     def grid(self, name: str) -> Grid:
-        """Return the coverage of an entry as cells of constant value."""
+        """Return the coverage of an entry as a grid of cells with constant values."""
         key = self._key(name)
         if key not in self._grids:
             self._grids[key] = _grid(self._shapes[name], self._terms[name])
@@ -153,7 +153,7 @@ class Coverage(Mapping[str, Tensor]):
         return bounds, np.asarray(table * self._unit)
 
     def division(self, name: str, dtype: torch.dtype) -> Division:
-        """Return how to divide a sum of this dtype by the coverage of its entry."""
+        """Return how to divide a sum of an entry, with this dtype, by its coverage."""
         key = (*self._key(name), dtype)
         if key not in self._divisions:
             shape, terms = self._shapes[name], self._terms[name]
@@ -169,13 +169,13 @@ class Coverage(Mapping[str, Tensor]):
         return sum(term.factor for term in self._terms[name]) * self._unit
 
     def times(self, factor: float) -> Coverage:
-        """Return the coverage with every weight multiplied by a factor."""
+        """Return this coverage with every weight multiplied by a factor."""
         result = Coverage(self._shapes, self._terms)
         result._unit = self._unit * factor
         return result
 
     def share(self, name: str) -> float:
-        """Return the fraction of an entry's positions that are covered, 0 to 1."""
+        """Return the fraction of an entry's values that any update covers, 0 to 1."""
         bounds, table = self.grid(name)
         sizes: _Cells = np.asarray(1)
         for edges in bounds:

@@ -36,9 +36,9 @@ class DimMap:
     """The linear map of one dimension: a sparse ``length × size`` matrix in canonical form.
 
     Target position ``i`` is ``Σ_k weight[k] · source[position[k]]`` over its own terms ``k``:
-    exactly one term for a selection or a replication, several for a fold, none for a zero. Create
-    it with :meth:`of` or :meth:`sparse`, which choose the form. ``None`` stands for the identity.
-    Equal maps are equal values.
+    exactly one term for a selection or a replication, several for a fold (a sum of positions), none
+    for a zero. Create a map with :meth:`of` or :meth:`sparse`, which choose the form. ``None``
+    stands for the identity. Equal maps are equal values.
 
     Attributes:
         size: Extent of the source dimension.
@@ -154,24 +154,24 @@ class DimMap:
 
     @property
     def slices(self) -> bool:
-        """Whether it selects by a few slices, without an index."""
+        """Whether the map selects by a few slices, without an index."""
         return self.selects and bool(self.runs)
 
     @property
     def window(self) -> slice | None:
-        """The single slice that it selects by, if there is one."""
+        """The single slice by which the map selects; None if there is no such slice."""
         return slice(*self.runs[0]) if self.selects and len(self.runs) == 1 else None
 
     @property
     def positions(self) -> npt.NDArray[np.int64]:
-        """Source positions: one per target position unless the map folds."""
+        """Source positions (indices): one per target position, unless the map sums several."""
         if self.runs:
             return np.concatenate([np.arange(*run, dtype=np.int64) for run in self.runs])
         return np.frombuffer(self.index, dtype="<i8").astype(np.int64)
 
     @property
     def values(self) -> Vector:
-        """Weights, one per position."""
+        """Weights, one per source position."""
         if self.weights:
             return np.frombuffer(self.weights, dtype="<f8").astype(np.float64)
         return np.ones(len(self.positions))

@@ -1,4 +1,4 @@
-"""The origin of one entry of a target state: a source or an initialiser, maps, a scale."""
+"""How to compute one entry of a target state: a source or an initialiser, maps, a scale."""
 
 from __future__ import annotations
 
@@ -49,9 +49,10 @@ class Initial:
 
     Attributes:
         name: One of :data:`INITIALISERS`.
-        args: Arguments of the initialiser by name.
+        args: Keyword arguments of the initialiser, as pairs.
         shape: The shape that is initialised, before the entry's dimension maps are applied.
-        key: Name of the random stream, so that neither other entries nor later rewrites change it.
+        key: Name of the random stream, so that neither other entries nor later rewrites change the
+            values.
 
     >>> Initial("constant", (("val", 0.5),), (3,), "fc.bias").make(torch.float32)
     tensor([0.5000, 0.5000, 0.5000])
@@ -85,7 +86,7 @@ class Initial:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """The origin of one entry of the target state.
+    """How to compute one entry (parameter or buffer) of the target state.
 
     Attributes:
         source: Name of the entry in the source state; None if it is initialised.
@@ -130,17 +131,17 @@ class Entry:
 
     @property
     def unchanged(self) -> bool:
-        """Whether it is a plain copy of its source."""
+        """Whether the entry is a plain copy of its source."""
         return self.source is not None and self.scale == 1 and not any(self.dims)
 
     @property
     def sliced(self) -> bool:
-        """Whether it is a single :meth:`view` of its source, up to its scale."""
+        """Whether the entry is a single :meth:`view` of its source, up to the scale."""
         return self.source is not None and not self._rest()
 
     @property
     def selects(self) -> bool:
-        """Whether every value is an unscaled value of the source."""
+        """Whether every value of the entry is an unscaled value of the source."""
         return self.scale == 1 and all(m is None or m.selects for m in self.dims)
 
     def then(self, other: Entry) -> Entry:

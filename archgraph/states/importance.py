@@ -31,9 +31,9 @@ class Importance:
     """Scores of the positions of axes, and of blocks; equal values compare equal.
 
     Attributes:
-        positions: For each axis name one score per position, 0 or more. Higher is more important.
-            Accepts any sequence of numbers, a tensor or an array.
-        blocks: Influence of each block, by block name.
+        positions: Dict from axis name to one nonnegative score per position (index along the axis).
+            Higher is more important. Accepts any sequence of numbers, a tensor or an array.
+        blocks: Dict from block name to the influence of the block.
         method: How the scores were computed; shown in tables.
 
     Raises:
@@ -62,10 +62,10 @@ class Importance:
         """Return the scores of an axis.
 
         Args:
-            axis: Name of the axis, or the axis itself; then the number of scores must be its size.
+            axis: The axis or its name. For an axis, the number of scores must equal its size.
 
         Raises:
-            RewriteError: If there are no scores for it, or not one per position.
+            RewriteError: If there are no scores for the axis, or not one per position.
         """
         name = axis.name if isinstance(axis, Axis) else axis
         if name not in self.positions:
@@ -156,7 +156,7 @@ class Importance:
             raise RewriteError(problem, where=str(path), found=error, expected=expected) from error
 
     def plain(self) -> Mapping[str, Any]:
-        """Return the scores as stored in files: scores by axis, or all fields by name."""
+        """Return the scores as stored in files: a dict by axis, or a dict of all fields."""
         if not self.blocks:
             return dict(self.positions)
         return {

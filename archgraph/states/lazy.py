@@ -24,10 +24,10 @@ class LazyState(Mapping[str, Tensor]):
     """A state that holds no tensors in memory: each access computes one again.
 
     Attributes:
-        types: A meta tensor with the shape and dtype of each entry, by name.
+        types: Dict from entry to a meta tensor with its shape and dtype.
 
     Args:
-        types: As above.
+        types: See the attribute.
         rows: Function that computes rows ``start`` to ``stop`` of a tensor; a scalar has one row.
 
     >>> import torch
@@ -76,11 +76,11 @@ class LazyState(Mapping[str, Tensor]):
 
 
 class Pulled(LazyState):
-    """The result of a transfer on a lazy state, also lazy: bit for bit :meth:`Transfer.pull`.
+    """The lazy result of a transfer of a lazy state, exactly equal to :meth:`Transfer.pull`.
 
     Args:
         transfer: The transfer.
-        state: A state of its source.
+        state: A state of the transfer's source.
         seed: As in :meth:`Transfer.pull`.
     """
 
@@ -97,8 +97,9 @@ class Pulled(LazyState):
     def bands(self, name: str) -> Iterator[Tensor]:
         """Yield a tensor a few rows at a time.
 
-        If every value is a value of the source, a band is computed from only the rows that it
-        needs. Sums are computed at once, since another order would change the last bits.
+        If every value is a value of the source, each band reads only the rows that it needs.
+        Otherwise the tensor is computed at once, since sums in another order would change the last
+        bits.
         """
         entry, like = self.transfer.entries[name], self.types[name]
         if entry.source is None or not entry.dims or any(m and m.offsets for m in entry.dims):

@@ -1,14 +1,15 @@
 """Streaming aggregation: updates of many architectures into one global state.
 
-The result is the covered mean, ``θ = (Σ_c w_c A_cᵀ θ_c) / (Σ_c w_c |A_c|ᵀ|A_c| 1)``, where any
-client covers a position, and the old value bit for bit elsewhere. For a map that only selects, the
-divisor is ``Aᵀ 1``; for a map with weights or sums, only this divisor recovers a replicated state.
+Where any client covers a position (has it in its model), the result is the covered mean, ``θ = (Σ_c
+w_c A_cᵀ θ_c) / (Σ_c w_c |A_c|ᵀ|A_c| 1)``. Elsewhere it is exactly the old value. For a map that
+only selects, the divisor is ``Aᵀ 1``; for a map with weights or sums, only this divisor recovers a
+replicated state.
 
-Entries that a transfer takes by slices (prefixes, windows, whole entries) are added straight into a
-view of one sum of the global size, which becomes the new state in place. (Separate sums for each
-architecture took 2.56 passes over memory instead of 2.29.) Entries that it takes by index, with
-weights or as a fold are summed per distinct transfer in the client's own shape and embedded once.
-Neither grows with the number of clients.
+Entries that a transfer takes by slices (prefixes, windows, complete entries) are added straight
+into a view of one sum of the global size, which becomes the new state in place. (Separate sums for
+each architecture took 2.56 passes over memory instead of 2.29.) Entries that a transfer takes by
+index, with weights or as a fold are summed per distinct transfer in the client's own shape, and
+added to the global sum once. Memory does not grow with the number of clients.
 """
 
 from __future__ import annotations
@@ -145,7 +146,7 @@ class _Group:
     """The sums of all updates with the same plan.
 
     Attributes:
-        plan: The plan.
+        plan: How each entry of these updates is added.
         weight: ``Σ w`` of the updates.
         sums: The sum that each lane adds to: part of a global sum, or a separate one; None if it
             does not exist yet.
@@ -197,14 +198,14 @@ class _Waiting(NamedTuple):
 class Merger:
     """Adds up updates one at a time and returns the covered mean.
 
-    It stores one sum of the global size, which becomes the new state, and for each distinct
-    transfer the sums of the entries that are not taken by slices. Beyond 16 transfers, the least
-    recently used ones are embedded. It only references the old state and stores no updates, except
-    those that may ``wait``.
+    Stores one sum of the global size, which becomes the new state, and for each distinct transfer
+    the sums of the entries that are not taken by slices. Beyond 16 transfers, the sums of the least
+    recently used ones are added to the global sum. Only references the old state, and stores no
+    updates except those that may ``wait``.
 
     Args:
         graph: The global architecture, or its signature. Its frozen parameters and the entries
-            found by :func:`.unsummable` keep their old values bit for bit.
+            found by :func:`.unsummable` keep exactly their old values.
         state: The old global state.
         dtype: Minimum precision of the sums. In float64, means of float32 values depend on the
             order of the clients only in their last rounding, and weights may differ by more than
@@ -277,15 +278,15 @@ class Merger:
             weight: Weight of this client relative to the others, for example its number of
                 examples; positive. Only ratios matter, so equal weights give exactly the uniform
                 mean.
-            scales: Factor per client entry on the numerator only (FedFA's 1/n_c).
-            rows: Per client entry, a vector of 0 and 1 over its first axis: the rows that this
-                client contributes (HeteroFL's classes).
+            scales: Dict from client entry to a factor on the numerator only (FedFA's 1/n_c).
+            rows: Dict from client entry to a vector of 0 and 1 over its first axis, 1 for the rows
+                that this client contributes (HeteroFL's classes).
             unmerged: Client entries that are not merged (norm statistics, personal layers, a head
                 of another size), whether the state has them or not.
 
         Raises:
             RejectedUpdate: If the update, its weight, scales or rows cannot be merged; names the
-                entry. Nothing of the update was added.
+                entry. No part of the update was added.
             ArchGraphError: If the transfer does not start at the global architecture, or the result
                 was already returned.
         """
@@ -297,17 +298,17 @@ class Merger:
 
     @torch.no_grad()
     def accumulate(self, update: Update, *, through: Transfer | None = None) -> None:
-        """Add an update whose form and values were checked on arrival.
+        """Add an update whose shapes and values are already checked.
 
         1. Make the weight relative to the first one: equal weights are exactly 1.
-        2. Integers: keep the maximum of each entry.
-        3. Add it together with waiting updates once these are large enough.
+        2. For integers, keep the maximum of each entry.
+        3. Let the update wait, and add all waiting updates once they are large enough.
 
         Args:
             update: The update.
-            through: Transfer that computes the client's entries from those of the update, one at a
-                time while they are added, so that the larger state never exists as a whole
-                (FedADP's growth). None if the update has the client's entries.
+            through: Transfer that computes the client's entries from those of the update (FedADP's
+                growth). They are computed one at a time, so that the complete larger state is never
+                in memory. None if the update has the client's entries.
 
         Raises:
             ArchGraphError: If the transfer does not start at the global architecture or where
@@ -360,13 +361,13 @@ class Merger:
     def result(
         self, multiply: Mapping[str, float] | None = None
     ) -> tuple[dict[str, Tensor], Coverage]:
-        """Return the new global state and its coverage, in units of the updates' weights.
+        """Return the new global state, and the total weight of the updates at each position.
 
         Integers take the maximum over the clients that have them; bools keep their old values. The
         sums become the new state in place, so the merger cannot be used afterwards.
 
         Args:
-            multiply: Factor on the mean per global entry (FedFA's mean norm).
+            multiply: Dict from global entry to a factor on its mean (FedFA's mean norm).
 
         Raises:
             ArchGraphError: If the result was already returned, a factor names an unknown entry, or

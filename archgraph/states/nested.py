@@ -1,4 +1,4 @@
-"""Nested parts: the transfer from one part of a model to a smaller one."""
+"""The transfer from one part of a model to a smaller part inside it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def nested(larger: Transfer, smaller: Transfer) -> Transfer:
         The transfer with ``larger >> nested(larger, smaller) == smaller``.
 
     Raises:
-        RewriteError: If the first part does not contain the second; names the entry.
+        RewriteError: If the first part does not contain the second. The message names the entry.
 
     Example:
         >>> import torch

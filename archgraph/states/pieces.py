@@ -16,9 +16,9 @@ NamedPiece: TypeAlias = "tuple[Tensor, tuple[str | None, ...]]"
 
 
 def pieces(tensor: Tensor, layouts: Sequence[Layout]) -> Iterator[NamedPiece]:
-    """Yield pieces of a tensor in which each dimension is a single axis or none.
+    """Yield the pieces of a tensor in which each dimension belongs to a single axis or to none.
 
-    A product becomes a dimension per factor, a concatenation a piece per term.
+    A product of axes becomes one dimension per factor, a concatenation one piece per term.
 
     Args:
         tensor: A leaf or a value of a graph.
@@ -48,7 +48,7 @@ def pieces(tensor: Tensor, layouts: Sequence[Layout]) -> Iterator[NamedPiece]:
 def position_sums(
     tensor: Tensor, layouts: Sequence[Layout], axes: Collection[str]
 ) -> dict[str, Tensor]:
-    """Sum, for each position of each axis, all elements of a tensor that belong to it.
+    """For each position (index) of each axis, sum the elements of a tensor that belong to it.
 
     An element that belongs to a position through several dimensions counts once.
 

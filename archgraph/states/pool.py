@@ -1,10 +1,11 @@
 """Updates of a round, stored on disk and read value by value: medians, trimmed means, distances.
 
-A covered mean needs only sums; a median needs all values of a position at once. So updates are
+A mean needs only sums, but a median needs all values of a position at once. Therefore updates are
 written to a file and read back in *slabs*: some rows of a global entry, from every update that
-covers any of them. A client's value at a position is the value that it would have if this were the
-only client, ``v_c = A_cᵀ θ_c / |A_c|ᵀ|A_c| 1``: for a part of the model the client's own value, for
-a fold the share of each position. Clients that do not cover a position have no value there.
+covers any of them (has them in its model). A client's value at a position is the result of a mean
+over this client alone, ``v_c = A_cᵀ θ_c / |A_c|ᵀ|A_c| 1``. For a part of the model, this is the
+client's own value; for a fold, it is the share of each position. Clients that do not cover a
+position have no value there.
 
 Memory is bounded by one slab and one result, whatever the number of clients. Values do not depend
 on how rows are split into slabs, or on the order of the clients.
@@ -44,7 +45,7 @@ class PooledUpdate(NamedTuple):
     Attributes:
         client: Id of the client.
         update: The update, without its state.
-        stored: Its entries in the file.
+        stored: Where the entries of its state are in the file.
     """
 
     client: int
@@ -59,7 +60,7 @@ class Slab(NamedTuple):
         clients: Ids of the clients, ascending.
         rows: Slice of the global entry's rows.
         values: ``[update, row, ...]``; complex numbers are pairs in a last dimension.
-        covered: Mask of the values that exist, of the same shape.
+        covered: Mask of the values that exist, with the shape of ``values``.
     """
 
     clients: tuple[int, ...]
@@ -97,7 +98,7 @@ class Pool:
         self.updates: list[PooledUpdate] = []
 
     def add(self, client: int, update: Update) -> None:
-        """Write an update to the file; its form and values were checked on arrival.
+        """Write an update, whose shapes and values are already checked, to the file.
 
         Raises:
             RunError: If the disk is full.
@@ -169,7 +170,7 @@ class Pool:
             quorum: Minimum number of clients that cover a position; with fewer, the position keeps
                 its old value.
             clients: Ids of the clients. Default: all.
-            multiply: Factor per global entry.
+            multiply: Dict from global entry to a factor on its mean.
         """
         return self.middle_and_reach(cut, quorum=quorum, clients=clients, multiply=multiply)[0]
 
@@ -182,7 +183,7 @@ class Pool:
         clients: Collection[int] | None = None,
         multiply: Mapping[str, float] | None = None,
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return the result of :meth:`middle` and, per entry, a mask of the replaced positions."""
+        """Return the result of :meth:`middle`, and for each entry a mask of the replaced values."""
         new, reached = {}, {}
         for slot in self.signature:
             old, factor = self._old[slot.name], (multiply or {}).get(slot.name, 1.0)

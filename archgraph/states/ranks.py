@@ -25,7 +25,7 @@ def squares_between(
         values: The values.
         first: First rank that counts, from 0. Values equal to the value at this rank count, too.
         final: Last rank that counts. The same applies to values equal to the value there.
-        signed: Whether values are ordered by value; if False, by magnitude.
+        signed: If True, order values by value; if False, by magnitude.
 
     Example:
         >>> squares_between(np.array([3.0, -1.0, 2.0]), 1, 2)

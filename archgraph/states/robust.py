@@ -87,7 +87,7 @@ def krum(squares: Tensor, counts: Tensor, malicious: int, keep: int) -> list[int
         keep: Number of updates to select; more than one is multi-Krum.
 
     Returns:
-        Their indices, ascending; ties go to the first.
+        The indices of the selected updates, ascending; ties go to the first.
 
     Example:
         >>> points = torch.tensor([0.0, 0.1, 0.2, 9.0, 0.3])

@@ -31,8 +31,8 @@ StoredState: TypeAlias = Mapping[str, Stored]
 class Spill:
     """A temporary file of tensors that is deleted with this object.
 
-    The file has no name, so it disappears however the process ends. Pieces are read, not mapped:
-    memory holds only the requested ones.
+    The file has no name, so it is deleted however the process ends. Pieces are read, not
+    memory-mapped, so memory contains only the requested ones.
 
     Example:
         >>> spill = Spill()
@@ -56,14 +56,14 @@ class Spill:
         return {name: self._write(value.detach()) for name, value in state.items()}
 
     def get(self, stored: StoredState) -> dict[str, Tensor]:
-        """Read tensors back to the devices that they came from."""
+        """Read tensors back onto their original devices."""
         return {
             name: self.rows(one, 0, one.shape[0] if one.shape else 1).to(one.device)
             for name, one in stored.items()
         }
 
     def rows(self, stored: Stored, start: int, stop: int) -> Tensor:
-        """Read rows ``start`` to ``stop`` onto the CPU; a scalar is read as a whole."""
+        """Read rows ``start`` to ``stop`` of a tensor onto the CPU; a scalar has one row."""
         width = math.prod(stored.shape[1:])
         shape = (stop - start, *stored.shape[1:]) if stored.shape else ()
         count = math.prod(shape)

@@ -1,8 +1,8 @@
-"""The state of an architecture: tensors by leaf name, and the signature that lists them.
+"""The state of an architecture: a dict from name to tensor, and the signature that lists it.
 
-A tied tensor is in a state only once. Under each of its names, it would count twice in every sum,
-norm and distance, and a client could send two values for one weight. ``ag.state_dict`` adds the
-other names.
+A tied tensor is in a state only once. With an entry for each of its names, it would count twice in
+every sum, norm and distance, and a client could send two values for one weight. ``ag.state_dict``
+adds the other names.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def signature(graph: ArchGraph | Signature) -> Signature:
 
 
 def first_difference(actual: Signature, expected: Signature) -> dict[str, Any]:
-    """Return the first difference of two signatures as facts of an error; empty if equal."""
+    """Return the first difference of two signatures as arguments of an error; empty if equal."""
     for a, b in itertools.zip_longest(actual, expected):
         if a != b:
             return {"where": (a or b).name, "found": a or "nothing", "expected": b or "nothing"}
@@ -101,7 +101,7 @@ def equal(one: Tensor, other: Tensor) -> bool:
 
 
 def missing(name: str, state: State) -> dict[str, Any]:
-    """Return facts of an error for a missing tensor: what was found instead, and a hint.
+    """Return arguments of an error for a missing tensor: the tensors there are, and a hint.
 
     >>> missing("fc.bias", {"module.fc.bias": torch.zeros(2)})["hint"]
     "remove the prefix 'module.', or read the state with ag.state_of"

@@ -1,15 +1,15 @@
 """The linear map between the states of two architectures: compose, pull, push, describe.
 
-A :class:`Transfer` has an :class:`Entry` for every entry of the target state, which defines how it
-is computed from the source state. Read as a matrix ``A`` (entry by entry, the Kronecker product of
-its dimension maps), a transfer can be used in three ways:
+For every parameter and buffer of the target state, a :class:`Transfer` has an :class:`Entry`, which
+defines how to compute it from the source state. A transfer is a matrix ``A`` (for each entry, the
+Kronecker product of its dimension maps) with three uses:
 
 - ``pull``: ``A θ``, the target's state from the source's (distribution);
 - ``push``: ``Aᵀ θ'`` and its coverage ``|A|ᵀ|A| 1``, back in the source's shape (aggregation). For
-  a map that only selects, the coverage is ``Aᵀ 1``: how often each position was taken. For a map
-  with weights or sums, it is the normalisation with which ``push(pull(θ)) / coverage`` recovers a
-  replicated θ and divides a sum into equal parts;
-- ``describe``: the same in words.
+  a map that only selects, the coverage is ``Aᵀ 1``, which counts how often each position was taken.
+  For a map with weights or sums, the coverage is chosen so that ``push(pull(θ)) / coverage``
+  recovers a replicated θ and divides a sum into equal parts;
+- ``describe``: the matrix in words.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class Transfer:
     Attributes:
         source: Signature of the source state.
         target: Signature of the target state.
-        entries: Origin of every target entry, by name; a plain mapping that is never changed.
-        notes: Lines that rewrites note about it, for readers only; not part of comparisons.
+        entries: Dict from each name in the target state to its :class:`Entry`; never changed.
+        notes: Remarks of rewrites for :meth:`describe`; not part of comparisons.
 
     Raises:
         RewriteError: If an entry is missing or unknown, its maps do not fit the shapes, or an
@@ -174,11 +174,11 @@ class Transfer:
             state: A state of the source. Entries that no target entry uses may be missing.
             seed: Seed of the initialised entries. Each has its own random stream, so that composing
                 transfers or reordering entries changes nothing. A generator draws one seed.
-            copy: Whether to copy entries that are taken whole. If False, the result has the same
-                tensors as the source there.
+            copy: Whether to copy entries that are equal to a source entry. If False, the result has
+                the source's tensors for them.
             partial: Whether to skip entries whose source is missing. If False, this is an error.
             gradients: Whether gradients of the result flow back to the state, so that a part of a
-                model is trained as a function of the whole model (FjORD).
+                model is trained as a function of the global model (FjORD).
 
         Raises:
             RewriteError: If the state lacks an entry or one has another shape.
@@ -210,14 +210,14 @@ class Transfer:
         """Compute one entry of the result of :meth:`pull`; it may be a tensor of the state itself.
 
         Raises:
-            RewriteError: As :meth:`pull`.
+            RewriteError: As in :meth:`pull`.
         """
         value = self._computed(name, state, 0, copy=False, partial=False)
         assert value is not None
         return value
 
     def covered(self, part: State) -> dict[str, Tensor]:
-        """Return the entries of the result of :meth:`pull` whose source is in ``part``."""
+        """Return the names of the target entries whose source is in ``part``."""
         names = (n for n, entry in self.entries.items() if entry.source in part) if part else ()
         return {name: self.entry(name, part) for name in names}
 
@@ -275,12 +275,12 @@ class Transfer:
 
     @functools.cached_property
     def coverage(self) -> Coverage:
-        """Coverage of the source by :meth:`push`; it does not depend on the state."""
+        """Coverage of the source by :meth:`push`, which does not depend on the state."""
         return Coverage.of(self.shapes, self.entries.values())
 
     @functools.cached_property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Shapes of the source's entries by name."""
+        """Dict from each entry of the source to its shape."""
         return {slot.name: slot.shape for slot in self.source}
 
     def describe(self) -> str:

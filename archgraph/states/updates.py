@@ -1,4 +1,4 @@
-"""Checks of an update: a state of its architecture, finite, with valid weights and masks."""
+"""Check that an update is a finite state of its architecture, with valid weights and masks."""
 
 from __future__ import annotations
 
@@ -31,15 +31,16 @@ LARGEST = 2.0**80
 
 
 class Update(NamedTuple):
-    """A client's update, and how it counts in the average.
+    """A client's update, with its weights and masks for the average.
 
     Attributes:
-        transfer: Global → client.
+        transfer: Transfer from the global state to the client's.
         state: The client's state after training.
         weight: Weight of this client relative to the others.
-        scales: Factor per client entry on the numerator only.
-        rows: Per client entry, 0 and 1 over its first axis: the rows that this client contributes.
-        unmerged: Client entries that are not merged; the state need not have them.
+        scales: Dict from client entry to a factor on the numerator only.
+        rows: Dict from client entry to a vector of 0 and 1 over its first axis, 1 for the rows that
+            this client contributes.
+        unmerged: Client entries that are not merged, and may be missing in the state.
     """
 
     transfer: Transfer
@@ -51,7 +52,7 @@ class Update(NamedTuple):
 
 
 class ExpectedEntry(NamedTuple):
-    """A slot with its torch objects, created once: checking an update must cost almost nothing."""
+    """A slot with its torch objects, created once, so that checking an update is fast."""
 
     slot: Slot
     name: str
@@ -81,13 +82,12 @@ def _of_slots(slots: Signature) -> tuple[ExpectedEntry, ...]:
 def unsummable(graph: ArchGraph | Signature, state: State) -> dict[str, Tensor]:
     """Return entries that cannot be summed and never change, such as attention masks of −∞.
 
-    They are the leaves that are neither trained nor written by forward and have values that are
-    infinite or not below ``LARGEST``. For a signature, which does not show these leaves, the result
-    is empty.
+    These are neither trained nor written by forward, and have values that are infinite or not below
+    ``LARGEST``. The result is empty for a signature, which does not show how an entry is used.
 
     Args:
         graph: The architecture.
-        state: Its state; entries may be missing.
+        state: State of the architecture; entries may be missing.
 
     Example:
         >>> from torch import nn, zeros
@@ -178,7 +178,7 @@ _ORDINARY: tuple[type, ...] = (Tensor, Parameter)
 
 
 def foreign(value: object) -> str | None:
-    """Describe a value that is not an ordinary dense tensor; None if it is one.
+    """Describe a value if it is not an ordinary dense tensor; None if it is.
 
     >>> foreign(torch.zeros(2)), foreign([0.0]), foreign(torch.eye(2).to_sparse())
     (None, 'list', 'torch.sparse_coo tensor on cpu')
@@ -269,7 +269,7 @@ def _check_value(name: str, value: Tensor) -> None:
 def check_options(update: Update) -> None:
     """Check the options of an update.
 
-    1. Its weight is a number that can be compared with others in double precision.
+    1. The weight is a number that can be compared with others in double precision.
     2. Scales, masks and unmerged entries name entries of the client.
     3. Scales are numbers; as values have the same bound, no product overflows.
     4. A mask has a 0 or 1 for each row of its entry.

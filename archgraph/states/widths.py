@@ -15,15 +15,15 @@ from archgraph.states.transfer import Transfer
 
 @takes_graph
 def widths(graph: ArchGraph, transfer: Transfer) -> dict[str, int]:
-    """Count the positions of each axis that a transfer keeps, by axis name.
+    """Return a dict from axis to the number of its positions that a transfer keeps.
 
-    The counts come from its dimension maps, so it does not matter how the narrow architecture was
-    made. After skipped blocks of a chain, an axis is as wide as the axis that enters them; other
-    axes of which nothing is taken are omitted.
+    The counts come from the dimension maps, so any narrow architecture can be used. After skipped
+    blocks of a chain, an axis is as wide as the axis that enters them. Other axes without remaining
+    positions are omitted.
 
     Args:
-        graph: The architecture that the transfer starts at.
-        transfer: From its state to a narrower one's.
+        graph: The architecture at which the transfer starts.
+        transfer: Transfer from its state to the state of a narrower architecture.
 
     Example:
         >>> from torch import nn, zeros

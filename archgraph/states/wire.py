@@ -49,7 +49,7 @@ def carried(kind: K) -> K:
 
 
 def dense(tensor: Tensor) -> Tensor:
-    """Return a tensor as it is written: detached, resolved and contiguous, in CPU memory."""
+    """Return a tensor in the form to be written: detached, resolved and contiguous, on the CPU."""
     return tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
 
 
@@ -59,7 +59,7 @@ def raw(tensor: Tensor) -> memoryview:
 
 
 def from_raw(buffer: bytes | memoryview, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-    """Convert the bytes returned by :func:`raw` to a tensor in memory of its own.
+    """Convert the bytes returned by :func:`raw` to a tensor with its own memory.
 
     Raises:
         ValueError: If the number of bytes does not match the shape and dtype.

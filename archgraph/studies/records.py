@@ -38,18 +38,18 @@ NEAR = 1e-3
 
 
 class StudyRecord(pydantic.BaseModel):
-    """A finished run.
+    """The results of a finished run, and the settings that led to them.
 
     Attributes:
-        run: Its address, which identifies everything that determines its figures, and the seed.
+        run: Hash of the seed and of all settings that affect the results; names the run folder.
         study: Name of the study that ran it.
-        row: Its row there.
-        column: Its column there.
-        seed: Its seed.
-        settings: Everything that determines its figures except the seed, as plain values.
-        clients: Number of clients by tier.
-        rounds: The tested rounds (:func:`archgraph.record.condense.condensed`).
-        first: The first round: the loss of each client and tested model, the norm of each change.
+        row: Row of the run in the study's table.
+        column: Column of the run in the study's table.
+        seed: Seed of the run.
+        settings: All settings that affect the results except the seed, as plain values.
+        clients: Dict from tier to number of clients.
+        rounds: Metrics of the tested rounds (:func:`archgraph.record.condense.condensed`).
+        first: Results of round 1, as returned by :func:`first_round`.
         origin: Processor, threads, versions, digest of the program, commit and date of the run.
     """
 
@@ -69,7 +69,7 @@ class StudyRecord(pydantic.BaseModel):
 
     @property
     def versions(self) -> str:
-        """The versions that are part of its address."""
+        """The versions of programs that are part of the hash."""
         keys = ("bits", "torch", "numpy")
         return ", ".join(f"{key} {self.origin.get(key, 'unknown')}" for key in keys)
 
@@ -124,11 +124,14 @@ def record_of(
 
 
 def first_round(line: Mapping[str, Json], change: Mapping[str, Json] | None) -> dict[str, Json]:
-    """Return the figures of a first round that show whether it repeats.
+    """Return losses of clients and tested models, and norms of changes, of round 1.
+
+    They show whether a repetition of the run gives the same results.
 
     Args:
-        line: Its line.
-        change: Its changes. Default: not known, as without a global model.
+        line: The round's line in ``metrics.jsonl``.
+        change: Changes of the global model in this round. Default: unknown, as without such a
+            model.
     """
     models = (line.get("evaluation") or {}).get("models", {}).values()
     tests = [v for m in models for v in m.values() if isinstance(v, int | float)]
@@ -205,7 +208,7 @@ def trivial_record(
 
 
 def read_records(folder: str | os.PathLike[str]) -> dict[str, StudyRecord]:
-    """Return the records in all files of a folder, by the runs' addresses; empty without one.
+    """Return a dict from hash of a run to its record, from all files of a folder.
 
     Raises:
         RunError: If a line is damaged, or two lines of one run differ in their figures.

@@ -172,7 +172,7 @@ class StudySpec(FromFile):
         return f"{text}; columns: {columns}" if columns else text
 
     def combined(self) -> dict[str, tuple[str, ...]]:
-        """Return the columns: the names of their parts, by name."""
+        """Return a dict from each column to the names of its parts."""
         combinations = itertools.product(*self.parts)
         return {", ".join(filter(None, names)): names for names in combinations}
 
@@ -285,13 +285,13 @@ def _known(name: str, names: Collection[str], keys: Place, kind: str) -> None:
 
 @dataclass(frozen=True)
 class StudyCell:
-    """A cell of a study.
+    """A cell of a study: the experiment of a row and a column.
 
     Attributes:
-        row: Its row.
-        column: Its column.
+        row: Name of the row.
+        column: Name of the column.
         experiment: The experiment, for the first seed.
-        figures: Figures of its runs, with the cell's values in the measures' names.
+        figures: Figures to compute from the cell's runs, with the cell's values in their names.
         trivial: One of :data:`TRIVIAL`, fitted to the experiment's examples instead; empty: none.
     """
 

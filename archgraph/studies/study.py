@@ -115,8 +115,8 @@ class StudyResult:
         spec: The study.
         size: Its size.
         runs: All of its runs, finished or not.
-        records: Records of the finished runs, by address.
-        failed: Errors of failed runs, by folder.
+        records: Dict from hash of a run to its record, for finished runs.
+        failed: Dict from folder to the error of its failed run.
         repeated: How repeated first rounds differ from the recorded ones, by address; empty if they
             do not.
     """
@@ -159,7 +159,7 @@ class StudyResult:
 
     @functools.cached_property
     def groups(self) -> Mapping[tuple[str, str], Mapping[str, RunGroup]]:
-        """The finished runs of a cell as one group for each of its figures, by row and column."""
+        """Dict from row and column to the finished runs of the cell, one group per figure."""
         # Cells of several columns may be the same runs.
         read = functools.cache(self._compared)
         cells: dict[tuple[str, str], tuple[StudyCell, list[str]]] = {}

@@ -52,14 +52,14 @@ CLASSIFIERS: Mapping[str, tuple[Classifier, Sequence[float]]] = {
 
 
 def trivial_test(experiment: Experiment, name: str) -> dict[str, Json]:
-    """Return the test of a trivial model, in the form of a global model's in ``metrics.jsonl``.
+    """Return the test metrics of a trivial model, in the format of ``metrics.jsonl``.
 
     Args:
         experiment: The resolved experiment; its held-out examples are not used for fitting.
         name: One of :data:`CLASSIFIERS`.
 
     Raises:
-        RunError: If the model does not predict these targets.
+        RunError: If the model cannot predict targets of this type.
     """
     learning = experiment.world.learning
     if learning.name != "classification":

@@ -110,7 +110,7 @@ def _matrices(flat: np.ndarray, classes: int) -> tuple[Tensor, Tensor]:
 def nearest_neighbours(
     train: Labelled, inputs: Tensor, classes: int, choices: Sequence[float]
 ) -> Iterator[tuple[float, Tensor]]:
-    """Yield the votes ``[example, class]`` of the nearest training examples, for each number.
+    """For each k, yield it and the votes ``[example, class]`` of the k nearest training examples.
 
     Distances are Euclidean. If votes are tied, the class of the nearest voter wins.
 
@@ -118,7 +118,7 @@ def nearest_neighbours(
         train: Examples to fit.
         inputs: Test inputs, ``[example, feature]``.
         classes: Number of classes.
-        choices: Numbers of neighbours that vote, at most all examples.
+        choices: Values of k. If k exceeds the number of training examples, all of them vote.
     """
     most = min(int(max(choices)), len(train.targets))
     near = torch.cat(

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterable, Sequence
 
 
 def numbered(names: Iterable[str]) -> dict[str, int]:
-    """Return the position of each name.
+    """Return a dict from name to index.
 
     >>> numbered(["conv", "relu"])
     {'conv': 0, 'relu': 1}
@@ -31,7 +31,7 @@ class Distinct:
 
     @property
     def rows(self) -> list[Hashable]:
-        """The rows by their numbers."""
+        """The rows in the order of their numbers."""
         return list(self.numbers)
 
 

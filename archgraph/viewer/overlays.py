@@ -1,4 +1,4 @@
-"""Optional overlays: figures that colour the parts of all graphs on one scale."""
+"""Optional overlays: values that colour the parts of all graphs on one scale."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ PartNumbers: TypeAlias = "float | Sequence[float] | Tensor"
 
 @dataclass(frozen=True)
 class Overlay:
-    """A figure for each part, shown as colours.
+    """A value for each part, shown as its colour.
 
     Attributes:
-        name: Name of the figure.
+        name: Name of the value.
         low: Lower end of the colour scale.
         high: Upper end of the colour scale.
         figures: Columns of :func:`by_part` for each graph of the page; None if it has no figures.
@@ -41,7 +41,7 @@ class Overlay:
 
 
 def by_part(parts: Anatomy, of: Callable[[Sequence[str]], Json]) -> dict[str, Json]:
-    """Evaluate a function for each operator and each part of a graph, in columns."""
+    """Evaluate a function for each operator and each part of a graph, and return columns."""
     # The page can add up the figures of operators, but means cannot be added.
     sections = [[n for _, nodes in blocks for n in nodes] for _, _, blocks in parts.sections]
     return {
@@ -61,8 +61,8 @@ def importance_overlay(
 
     Args:
         graphs: The graphs of a page.
-        numbers_by_name: Numbers by the name of a leaf, axis or operator: one, or one for each
-            position.
+        numbers_by_name: Dict from the name of a leaf, axis or operator to a number, or to one
+            number for each position.
 
     Raises:
         GraphError: If a name occurs in no graph, or if numbers are missing, not finite, or do not

@@ -1,4 +1,4 @@
-"""Changes of a run's global model by round, with figures for each parameter."""
+"""Changes of a run's global model in each round, with values for each parameter."""
 
 from __future__ import annotations
 

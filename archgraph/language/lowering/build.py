@@ -172,7 +172,7 @@ class _Lowering:
         return depth
 
     def _bound_depths(self, root: Scope) -> None:
-        """Refuse sections of too many steps before the first of them is unfolded."""
+        """Raise an error for sections of too many steps before the first of them is unfolded."""
         total = 0
         for index, section in enumerate(self.model.sections):
             if section.block is not None:
@@ -359,7 +359,7 @@ class _Lowering:
         return result
 
     def _check_axes(self, row: table.StepRow, options: StepOptions, x: Ref, loc: Place) -> None:
-        """Refuse steps that would work on a spatial axis: usually a forgotten flatten.
+        """Raise an error for steps that would work on a spatial axis: usually a forgotten flatten.
 
         A layer norm may include the channels.
         """

@@ -127,7 +127,7 @@ class StepReader:
                 self.document.fail(at, "is not used by any expression", hint=hint)
 
     def _check_words(self) -> None:
-        """Refuse names of blocks and parameters that are reserved."""
+        """Raise an error for names of blocks and parameters that are reserved."""
         for name, block in self.model.blocks.items():
             if table.find(name) or name == "block":
                 meaning = (
@@ -150,7 +150,7 @@ class StepReader:
         )
 
     def duplicate(self, name: str, loc: Place, other: Place | None = None) -> NoReturn:
-        """Raise the error for a name that is already taken, at its second use if known."""
+        """Raise an error for a duplicate name, with the line of its other use if known."""
         line = None if other is None else self.document.lines.get(other)
         message = "is taken" if line is None else f"is taken, by line {line}"
         self.document.fail(loc, message, found=repr(name), expected="another name")

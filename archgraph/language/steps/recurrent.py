@@ -1,7 +1,7 @@
 """Recurrent steps: LSTM, GRU and plain layers over tokens, one operator per layer and direction.
 
-Names of parameters and the operators between layers are those of ``torch.nn.LSTM`` and similar
-modules when captured.
+Parameters have the names of ``torch.nn.LSTM``, ``GRU`` and ``RNN``, and the operators are those
+that a capture of these modules gives.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ Bias = Annotated[
 
 
 class Window(NamedTuple):
-    """A window over the spatial axes: a number for each of them."""
+    """Window of a convolution or pooling, with one number per spatial dimension in each field."""
 
     kernel: tuple[int, ...]
     stride: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""Rows of the operator table: each computes one ONNX operator with PyTorch."""
+"""Type of a row of the ONNX operator table: how to compute one operator with PyTorch."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Attributes:
 
 @dataclass(frozen=True)
 class OnnxRow:
-    """The computation of an operator.
+    """How to compute an ONNX operator.
 
     Attributes:
         compute: Maps attributes and inputs (``None`` for an omitted input) to the result, or a
@@ -71,7 +71,7 @@ class OnnxRow:
         zeros: Inputs that are ignored if they are known to be zero: PyTorch's exporter writes a
             bias of zeros for a layer without bias.
         types: Inputs of which only the type is read.
-        since: Oldest opset for which the row is right.
+        since: Oldest opset to which the row applies.
     """
 
     compute: Callable[..., object]
