@@ -200,7 +200,7 @@ class Stream:
         """
         used = set(main)
         result = []
-        for source in reversed(self.sources):  # a stream reads values before it is added to
+        for source in reversed(self.sources):  # values that a stream reads come before it
             _, ordered = self._downstream(source, self.live - used)
             outside = {p for v in self.live.difference(ordered) for p in self.preds[v]}
             # Results of an input alone (a mask) do not belong to the stream.

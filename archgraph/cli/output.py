@@ -50,7 +50,7 @@ def say(text: str, indent: int = 0, *, error: bool = False) -> None:
     Args:
         text: The text. Some first words are coloured (:data:`COLOURS`).
         indent: Number of blanks before continuation lines.
-        error: Whether to print to standard error. In a file or a pipe it is not wrapped then.
+        error: Whether to print to standard error. That text is wrapped only on a terminal.
     """
     stream = sys.stderr if error else sys.stdout
     if not error or stream.isatty():

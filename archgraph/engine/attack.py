@@ -101,7 +101,7 @@ class Attack:
                 len(every.ids), generator=seeded(self.seed, "labels", work.client)
             )
             labels = every.targets[order.to(every.targets.device)]
-        # Texts end with the client's longest one, where exchanged labels have all positions.
+        # Exchanged labels are as long as the longest text of all clients.
         labels = labels[tuple(map(slice, every.targets.shape))].to(every.targets.device)
         data = Shard(every.inputs, labels, work.data.histogram, every.ids)
         second_work = dataclasses.replace(work, data=data, generator=second).copied()

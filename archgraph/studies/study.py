@@ -472,15 +472,14 @@ def _missing(
 ) -> Iterator[tuple[Path, str]]:
     """Run the missing runs; yield failed ones with their errors.
 
-    1. Skip finished runs.
-    2. Refuse if the files of all runs are missing; report runs whose files are missing.
-    3. Run the others, and record each as it ends.
+    1. Report runs whose files are missing; raise an error if those of all runs are.
+    2. Run the others, and record each as it ends.
     """
     total = len({one.folder for one in runs})
     done, lacks = total - len(left), _lacking(left.values(), data)
-    if done:  # 1
+    if done:
         notify(f"{done} of {plural(total, 'run')} done before")
-    if lacks:  # 2
+    if lacks:  # 1
         error = _missing_files(lacks.values())
         if len(lacks) == total:  # nothing of the study can be shown
             raise error
@@ -498,7 +497,7 @@ def _missing(
         if listed:
             root.mkdir(parents=True, exist_ok=True)
             lock.acquire("another study is running in this folder")
-        for number, (one, result) in enumerate(side_by_side(call, listed, workers), 1):  # 3
+        for number, (one, result) in enumerate(side_by_side(call, listed, workers), 1):  # 2
             trouble = result if isinstance(result, str) else ""
             name = ", ".join(filter(None, (*one.cell.key, f"seed {one.seed}")))
             minutes = (time.monotonic() - began) / number * (len(listed) - number) / 60
