@@ -168,7 +168,7 @@ def cosines(inner: Tensor) -> Tensor:
 
 
 def bipartition(similarities: Tensor) -> tuple[list[int], list[int]]:
-    """Split into two by complete linkage: the highest least similarity is joined first.
+    """Split into two by complete linkage: merge the two clusters with the highest least similarity.
 
     Args:
         similarities: ``[member, member]``, at least two members.

@@ -72,7 +72,7 @@ def unique(names: Iterable[str]) -> list[str]:
 
 
 class Modules:
-    """Modules of the operators in a graph's stream.
+    """Modules whose operators are on a graph's stream, its main path.
 
     Attributes:
         order: Dict from operator to its index in topological order.

@@ -72,8 +72,8 @@ def grow(inputs: T, axes: OpenAxes) -> T:
 def at_size(inputs: T, axes: OpenAxes, name: str, size: int, *, numbers: bool = True) -> T:
     """Return the inputs with another value of an open size: repeated from the start, or cut.
 
-    With ``numbers=False``, the memory is not filled: an export does not read it, and guards may
-    concern millions of examples.
+    With ``numbers=False``, the tensors are not initialised: an export does not read their values,
+    and a guard may require a batch of millions of examples.
     """
     which = iter(axes)
 

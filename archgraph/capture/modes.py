@@ -3,8 +3,8 @@
 It is enough if only norms and dropouts of torch read it, since their operators have a flag for the
 mode. Torch's attention reads the mode as well; without dropout it computes the same in both modes,
 since a capture does not use its fast path. Any other code that reads ``training`` may do anything
-with it, and only a capture in train mode shows the effect. (Two exports are nine tenths of a trace
-without verification.)
+with it, and only a capture in train mode shows the effect. (Two exports take nine tenths of the
+time of a trace without verification.)
 """
 
 from __future__ import annotations

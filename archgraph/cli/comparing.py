@@ -41,8 +41,8 @@ def compare(
         bool,
         typer.Option(
             "--tiers",
-            help="Add a column for each tier (the clients with one architecture): the mean over "
-            "its clients of the metric on test data with the class shares of the client.",
+            help="Add a column for each tier (the clients with one architecture): the metric on "
+            "test data with the class distribution of each client, averaged over the clients.",
         ),
     ] = False,
     last: Annotated[
@@ -94,10 +94,10 @@ def compare(
 
     For runs: prints a row for each experiment. Runs that differ only in their seed share a row,
     which shows the mean ± the standard deviation over the seeds. The columns are: the metric of the
-    worst and of the average submodel on all test data; the mean metric of the clients, each on test
-    data with the class shares of the client; and the time. The settings in which the rows differ
-    are listed below the table. The values are from the last test; with --last, they are means over
-    several tests.
+    worst and of the average submodel on all test data; the metric on test data with the class
+    distribution of each client, averaged over the clients; and the time. The settings in which the
+    rows differ are listed below the table. The values are from the last test; with --last, they are
+    means over several tests.
 
     With --output, each plot is written at the column width of a paper, with a font size of at least
     7 points and the legend below the axes: FOLDER/average.pdf, FOLDER/worst.pdf, …. `average` and

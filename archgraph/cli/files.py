@@ -23,9 +23,9 @@ def check(
     """Check files for mistakes.
 
     Checks models, families, experiments and studies. For an experiment, the command finds every
-    mistake that a run would report before its first round. The command reads your own data, but not
-    the known data sets. For a study (a table of experiments), it checks the experiment of every
-    cell.
+    mistake that a run would report before its first round. It reads data files of your own, but not
+    data sets that archgraph knows by name. For a study (a table of experiments), it checks the
+    experiment of every cell.
 
     Python code that files name is only run with your consent (--python). Without --python, only the
     form of such files is checked. --set changes settings of a single experiment, as for `run`.

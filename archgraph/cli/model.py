@@ -157,8 +157,8 @@ def draw(
     detail: Annotated[
         Literal["section", "block", "node"],
         typer.Option(
-            help="section: draw a box per block; block: draw a box per layer; node: draw a box "
-            "per operator."
+            help="Level up to which the model is opened. section: a box per block; block: a box "
+            "per layer; node: a box per operator."
         ),
     ] = "block",
     fold: Annotated[

@@ -179,8 +179,8 @@ def study(
         bool,
         typer.Option(
             "--again",
-            help="Repeat runs whose results were recorded with another version of torch, numpy or "
-            "archgraph's computations.",
+            help="Repeat runs that were recorded with other versions of torch or numpy, or before "
+            "a change of archgraph that changes results.",
         ),
     ] = False,
     check: Annotated[
@@ -203,10 +203,11 @@ def study(
     A study is a table of experiments. For each cell of the table, the command performs one run per
     seed. It records the results of each finished run as a line of text, in a file in the folder
     --records. This line also identifies everything that affects the results: the settings, the
-    seed, and the versions of torch, numpy and archgraph's computations. All tables are computed
-    from these records. A recorded run is not repeated, even if its run folder was deleted. If the
-    command was stopped, the same command resumes the study. --only and --seed select the cells and
-    seeds to run; the tables include all finished runs.
+    seed, the versions of torch and numpy, and a number that rises when a change of archgraph
+    changes results. All tables are computed from these records. A recorded run is not repeated,
+    even if its run folder was deleted. If the command was stopped, the same command resumes the
+    study. --only and --seed select the cells and seeds to run; the tables include all finished
+    runs.
 
     Tables show the mean and the standard deviation of the measured values, next to the published
     values.

@@ -69,7 +69,7 @@ def windows(
     bptt: int,
     limit: int | None = None,
 ) -> Dataset:
-    """Cut tokens into windows like :func:`token_windows`, by number, int64 ``[position]``."""
+    """Cut token numbers, int64 ``[position]``, into windows as :func:`token_windows` does."""
 
     def cut(stream: Tensor, where: str) -> Split:
         count = (len(stream) - 1) // bptt

@@ -56,7 +56,7 @@ class Cover(dict[str, float]):
         )
 
     def reach(self, sizes: Mapping[str, int]) -> Reach | None:
-        """Return how several leaves are fed, weighted by their sizes; None if all are empty."""
+        """Return the coverage of several leaves, weighted by size; None if all are empty."""
         shares = self.shares(sizes)
         if shares is None:
             return None

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from archgraph.data.partition import class_histogram
 from archgraph.engine.returned import returned
 from archgraph.federation import Outcome, Program, Shard, State, Work, seeded
 from archgraph.graph.ir import ArchGraph
@@ -103,7 +104,9 @@ class Attack:
             labels = every.targets[order.to(every.targets.device)]
         # Exchanged labels are as long as the longest text of all clients.
         labels = labels[tuple(map(slice, every.targets.shape))].to(every.targets.device)
-        data = Shard(every.inputs, labels, work.data.histogram, every.ids)
+        classes = len(work.data.histogram) or None
+        histogram = tuple(class_histogram(labels.cpu(), classes).tolist())
+        data = Shard(every.inputs, labels, histogram, every.ids)
         second_work = dataclasses.replace(work, data=data, generator=second).copied()
         backdoor = returned(Outcome, self.program(second_work), self.program)
         others = {

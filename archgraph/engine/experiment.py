@@ -83,11 +83,16 @@ class Experiment:
 
     @functools.cached_property
     def exchanged(self) -> Mapping[int, torch.Tensor]:
-        """Dict from malicious client to its backdoor labels, if they are shuffled among clients."""
+        """Dict from malicious client to its backdoor labels, if they are shuffled among clients.
+
+        All models of a client have the same labels.
+        """
         if self.attack is None or self.attack.among == "own":
             return {}
-        shares = {client: self.shares[client] for client in self.malicious}
-        return exchanged(shares, self.data.train.targets, self.world.seed)
+        owner = {client: self.world.clients[client].owner for client in self.malicious}
+        shares = {client: self.shares[client] for client in owner.values()}
+        labels = exchanged(shares, self.data.train.targets, self.world.seed)
+        return {client: labels[of] for client, of in owner.items()}
 
     @property
     def rate(self) -> float:

@@ -4,7 +4,7 @@ This package has no loop. :mod:`archgraph.engine` creates a world and calls the 
 bottom::
 
     family     a file as read ──▶ Family: the global graph, a Tier with a transfer for each kind
-    world      World: clients, tiers, seed, the experiment's options of means
+    world      World: clients, tiers, seed, the experiment's options for averaging
     strategy   init, survey, surveyed; each round begin, and for each client send ──▶ Task
     tasks      Program(Work) ──▶ Outcome ──▶ Result; Train is the usual program
     strategy   examine each result; receive all of them, as a stream

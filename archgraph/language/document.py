@@ -184,7 +184,7 @@ class FromFile(Base):
         return copy
 
     def completed(self, **values: object) -> Self:
-        """Return a copy with values of the same meaning; errors still point at the file's lines."""
+        """Return a copy with other values; errors still point to the lines of the file."""
         return super().model_copy(update=values)
 
     def locating(self, *loc: str) -> contextlib.AbstractContextManager[None]:

@@ -154,7 +154,7 @@ class LocalOptions(Base):
 
     @property
     def chosen(self) -> LibraryClass:
-        """The optimiser, also that of the short form.
+        """The optimiser, written as ``optimiser`` or in the short form (``lr``, ``momentum``, …).
 
         >>> LocalOptions(lr=0.1, momentum=0.9).chosen.plain()
         {'SGD': {'lr': 0.1, 'momentum': 0.9}}

@@ -114,7 +114,7 @@ def check_sizes(
 def check_range(
     graph: ArchGraph, module: OnnxModule, where: str, values: Iterable[int], batch: int | None
 ) -> None:
-    """Raise if a graph does not hold for some open sizes at which the file's nodes compute.
+    """Raise an error if the file runs at some open sizes at which the graph is not valid.
 
     For example, a map that is downsampled, upsampled and joined with the original only fits if its
     height is a multiple of four, which a range of sizes cannot express.

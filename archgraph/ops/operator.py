@@ -119,7 +119,8 @@ class LinearMap:
         weight: Name of the matrix, [out, in, kernel…].
         bias: Name of the argument that is added.
         transposed: Whether the weight is [in, out] instead.
-        steps: Arguments that place the kernel, or mark a row as padding.
+        steps: Names of other arguments: ``stride``, ``padding`` and ``dilation`` of a
+            convolution, ``padding_idx`` of an embedding.
         lookup: Whether the input contains row indices of the weight (an embedding), which stand for
             one-hot vectors.
     """

@@ -1,4 +1,4 @@
-"""All positions in another shape or order: views, transposes, copies, concatenation, padding."""
+"""Operators that only move values: views, transposes, copies, concatenation, padding."""
 
 from __future__ import annotations
 

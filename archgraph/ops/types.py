@@ -49,7 +49,7 @@ def plain_value(value: object) -> Any:
 
 
 def number(args: Args, name: str, default: object, kind: type) -> Any:
-    """Return a plain argument of exactly one class, or its default."""
+    """Return an argument whose type is exactly ``kind``, or the default if it is missing."""
     value = plain_value(args[name]) if name in args else default
     # Exactly this class: isinstance(True, int) holds, but kernels treat bools differently.
     certain(type(value) is kind)

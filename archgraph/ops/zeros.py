@@ -45,7 +45,7 @@ def never(eq: Equations, results: list[Dims]) -> list[Dirt]:
 
 
 def always(eq: Equations, results: list[Dims]) -> list[Dirt]:
-    """Return no dirt: zeros everywhere."""
+    """Declare that every removed position of the results is zero."""
     return [() for _ in results]
 
 

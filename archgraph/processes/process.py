@@ -132,7 +132,7 @@ class Process:
         return True
 
     def hear(self) -> Ended | None:
-        """Receive a message: the result of its call, or None as it begins."""
+        """Receive a message: None when the process has started, later the results of its calls."""
         try:
             said: Ended | None = wire.decode(self.pipe.recv_bytes())
         except (EOFError, OSError):

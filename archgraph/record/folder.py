@@ -146,7 +146,7 @@ class RunRecord:
             text: The experiment as resolved.
             facts: Facts of the experiment that began the run; it may now have more rounds.
             after: Resume after this round; its checkpoint is used and later ones are removed.
-            best: Chooses the round whose checkpoint is kept from the lines until then.
+            best: Function from the lines so far to the round whose checkpoint is kept.
             keep: Number of latest checkpoints to keep.
             device: Device of the resumed run.
 

@@ -147,7 +147,7 @@ def of_models(figures: DataFrame, name: str) -> Measure | None:
 def right_answers(log: Log, tests: Collection[int], name: str) -> NDArray[np.float64] | None:
     """Return the share of models that classify each example correctly; its mean is the accuracy.
 
-    1. The models of each test are selected and weighted as for the figure of this name: ``worst``,
+    1. The models of each test are selected and weighted as for the measure ``name``: ``worst``,
        ``average``, ``global``, ``models.PATTERN`` or ``clients.PATTERN``.
     2. The shares are averaged over the tests.
 

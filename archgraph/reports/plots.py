@@ -178,7 +178,7 @@ def band(
 
     Args:
         panel: Axes to draw on.
-        runs: A figure by round and seed. Without rounds, nothing is drawn.
+        runs: Values of one metric by round and seed. Without rounds, nothing is drawn.
         name: Label in the legend.
         number: Number of the line, which sets its colour, style and marker.
         places: Position of each round on the axis. Default: its number.

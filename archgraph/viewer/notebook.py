@@ -1,4 +1,4 @@
-"""Pages that a notebook shows for values."""
+"""HTML that a notebook displays for graphs, families and runs."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -103,6 +104,12 @@ def test_it_is_drawn_with_its_client_and_attacks_with_it(write):
     assert any(clients & {*FURTHER} for clients in drawn)
     assert {c - 2 for c in setup.malicious & {*FURTHER}} == setup.malicious & {*WHOLES}
     assert len(setup.malicious & {*WHOLES}) == 1
+    (whole,) = setup.malicious & {*WHOLES}
+    assert torch.equal(setup.exchanged[whole], setup.exchanged[whole + 2])
+    owners = torch.cat([setup.exchanged[client] for client in setup.malicious & {*HALVES, *WHOLES}])
+    owned = np.concatenate([setup.shares[i] for i in setup.malicious & {*HALVES, *WHOLES}])
+    pooled = setup.data.train.targets[torch.from_numpy(owned)]
+    assert sorted(owners.tolist()) == sorted(pooled.tolist())
 
 
 def test_it_changes_the_server_and_is_not_tested(write, tmp_path, monkeypatch):

@@ -131,6 +131,18 @@ def test_labels_are_shuffled_among_malicious_clients_by_default(experiment):
     assert first != second
 
 
+def test_a_backdoor_has_the_classes_of_its_labels(work):
+    """Methods that set logits of absent classes to 0 would not learn the dealt labels else."""
+    seen = []
+
+    def program(work):
+        seen.append(work.present.nonzero().flatten().tolist())
+        return Train()(work)
+
+    done(Attack(program, 2.0, labels=torch.arange(60) % 3 + 2), work())
+    assert seen[0] != seen[1] == [2, 3, 4]
+
+
 def test_labels_of_longer_texts_end_with_the_clients_own(work):
     """Exchanged labels per position have the length of the longest text of all clients."""
 
