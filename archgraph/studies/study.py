@@ -401,7 +401,7 @@ def study(
     ledger = _Ledger(spec, Path(out) / "records" if records is None else Path(records))
     for one in runs:  # a study may be killed before it records a finished run
         if one.address not in ledger.records and finished(one.folder, one.cell.experiment):
-            ledger.add(record_of(one.folder, spec.study, *one.cell.key))
+            ledger.add(record_of(one.folder, spec.study, *one.cell.key), written=not only_read)
     data, failed, repeated = None if data_root is None else Path(data_root), {}, {}
     if check:
         repeated = dict(_repeated(chosen, ledger, workers, data, python, notify))
@@ -419,10 +419,11 @@ class _Ledger:
         self.file = folder / f"{name}{SUFFIX}"
         self.records = read_records(folder)
 
-    def add(self, record: StudyRecord) -> None:
-        """Add the record of a finished run."""
+    def add(self, record: StudyRecord, *, written: bool = True) -> None:
+        """Add the record of a finished run; unwritten, it is left to the study that runs."""
         self.records = {**self.records, record.run: record}
-        add_line(self.file, record)
+        if written:
+            add_line(self.file, record)
 
 
 def _runs(every: Sequence[StudyCell], seeds: Sequence[int], root: Path) -> tuple[StudyRun, ...]:

@@ -69,6 +69,13 @@ def test_first_rounds_repeat_on_the_same_machine_and_nearly_on_others(place: Pat
     assert unlike(empty, first, here) == "the record has no first round"
 
 
+def test_who_only_reads_writes_no_records(finished: Path, tmp_path: Path):
+    """The study that runs writes them, with the program that ran."""
+    shutil.copytree(finished / "out" / "runs", tmp_path / "runs")
+    result = ag.study(finished / "short.yaml", out=tmp_path, only_read=True)
+    assert result.done == 4 and not (tmp_path / "records").exists()
+
+
 def test_check_repeats_a_first_round_of_each_row(place: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("COLUMNS", "200")
     words = ["study", str(place / "short.yaml"), "--out", str(place / "out"), "--check"]
