@@ -157,7 +157,9 @@ def _projects_nothing(node: Node) -> str:
     projected = count == 5 or (count == 3 and node.arg("has_biases") is not True)
     hidden, units = node.types[1].shape[-1], node.types[-1].shape[-1]
     same = projected and hidden == units
-    return f"PyTorch ignores a projection of {units} units to the same number" if same else ""
+    return (
+        f"a projection of {units} units to the same number, which PyTorch ignores" if same else ""
+    )
 
 
 def _sequence(gates: int, zero: Zeros = _carried) -> Operator:

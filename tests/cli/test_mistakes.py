@@ -261,8 +261,8 @@ MISTAKES = {
     "no strategy": Mistake(
         experiment("strategy: {heterofl: {}}\n", ""),
         RUN,
-        "experiment.yaml:1: lacks the key 'strategy'; expected strategy: one strategy, e.g. "
-        "fedavg, or {fedfa: {percentile: 0.95}}",
+        "experiment.yaml:1: lacks the key 'strategy'; expected strategy: name of a strategy, "
+        "e.g. fedavg",
     ),
     "FedAvg on two architectures": Mistake(
         experiment("heterofl", "fedavg"),

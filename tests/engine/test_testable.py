@@ -130,6 +130,7 @@ def test_what_shipped_strategies_read(monkeypatch: pytest.MonkeyPatch, tmp_path:
         options = {
             "recipfl": {"width": 16, "hidden": 16, "tile": 8},
             "fedgkt": {"after": "c"},
+            "flexfl_pool": {"apoz": {"*": 0.5}},
         }.get(entry.name, {})
         family: dict[str, object] = {"model": str(model), "clients": ({"name": "a", "count": 2},)}
         if entry.name in ("depthfl", "scalefl"):  # which train networks with exits

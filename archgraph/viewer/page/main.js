@@ -350,6 +350,7 @@ class App {
   visit(/** @type {Canvas} */ canvas, /** @type {Item} */ item) {
     canvas.host.scrollIntoView({ block: "nearest", inline: "nearest" });
     canvas.reveal(item);
+    this.step(canvas);
     this.select(canvas, item);
   }
 

@@ -275,7 +275,8 @@ class Model {
     const number = Number(id.slice(1));
     const block = id[0] === "f" ? this.data.folds[number]?.[0] : number;
     const op = id[0] === "o" ? number : id[0] === "x" ? this.inside[number]?.[0] : this.blockOps[block]?.[0];
-    if (!this.items.has(id) && op !== undefined) this.holder(op);
+    if (op === undefined) this.children(this.root); // results have no operator
+    else if (!this.items.has(id)) this.holder(op);
     return this.items.get(id) || null;
   }
 
