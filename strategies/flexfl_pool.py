@@ -173,11 +173,11 @@ class FlexFLPool(fl.PartAveraging):
         axes, apoz = ag.axes(world.graph), dict[str, float]()
         for pattern, value in self.apoz.items():
             apoz |= dict.fromkeys((axis.name for axis in axes.match(pattern)), value)
-        if missing := [axis.name for axis in axes.independent() if axis.name not in apoz]:
+        if missing := [a.name for a in axes.independent() if not 0 <= apoz.get(a.name, -1) <= 1]:
             raise ag.RunError(
                 "FlexFL needs the share of zeros in the activations along every axis that it cuts",
                 where="strategy.flexfl_pool.apoz",
-                found=f"none for {', '.join(missing)}",
+                found=f"no share from 0 to 1 for {', '.join(missing)}",
                 hint="measure it on proxy data and pass {AXIS: share}; nefl, heterofl and "
                 "adaptivefl_pool need none",
             )

@@ -107,9 +107,9 @@ def _where(result: StudyResult) -> str:
 
 def _code(origin: Mapping[str, Json]) -> str:
     """Describe the program of a run: a commit only if it is in this repository's history."""
-    code, commit = origin.get("code", "unknown"), origin.get("commit", UNCOMMITTED)
-    if not commit:
-        return f"code {code}, archgraph {origin['archgraph']}"
+    code, commit = origin.get("code", "unknown"), origin.get("commit")
+    if not commit:  # an installed archgraph, or the record of a run that was killed
+        return f"code {code}, archgraph {origin.get('archgraph', 'unknown')}"
     return f"code {code}, " + (f"commit {commit}" if in_history(commit) else UNCOMMITTED)
 
 

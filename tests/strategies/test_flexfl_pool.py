@@ -77,10 +77,14 @@ def test_apoz_is_given_by_pattern_and_the_last_one_decides(deep):
 
 
 def test_without_the_share_of_zeros_of_an_axis_it_is_refused(deep):
-    for apoz, missing in (({}, "1.out, 3.out"), ({"1.out": 0.5}, "3.out")):
-        message = (
-            rf"flexfl_pool.apoz: FlexFL needs the share of zeros .*none for {missing}; measure"
-        )
+    wrong = {"1.out": 0.5, "3.out": math.nan}, {"1.out": 1.5, "3.out": 0.5}
+    for apoz, missing in (
+        ({}, "1.out, 3.out"),
+        ({"1.out": 0.5}, "3.out"),
+        (wrong[0], "3.out"),
+        (wrong[1], "1.out"),
+    ):
+        message = rf"flexfl_pool.apoz: FlexFL needs the share of zeros .*no share from 0 to 1 for {missing}; measure"
         with pytest.raises(ag.RunError, match=message):
             FlexFLPool(apoz=apoz).init(deep("half", "full"))
 
