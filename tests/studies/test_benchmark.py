@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,9 @@ from archgraph.studies import load_study
 from archgraph.studies.spec import cells
 
 SPECS = Path(__file__).resolve().parents[2] / "specs"
+RECORDS = SPECS.parent / "docs/measured/benchmark"
+# They train other numbers of multiply–accumulates on purpose: a ceiling, and the smallest network.
+OTHERS = {"FedAvg, all large", "AllSmall, width", "AllSmall, depth"}
 FAMILIES = ("width", "both", "exits", "levels")
 LARGEST = 4e6  # multiply–accumulates
 
@@ -41,3 +45,15 @@ def test_rates_are_chosen_alike_and_not_by_test_data():
         by_row.setdefault(cell.row, set()).add(cell.experiment.local.lr)
     assert set(map(frozenset, by_row.values())) == {frozenset((0.0125, 0.025, 0.05, 0.1))}
     assert not set(study.sizes["small"].seeds) & set(range(10))
+
+
+def test_recorded_runs_of_all_methods_computed_as_much_to_2_percent():
+    """Clients that draw or search their networks would exceed the budgets unnoticed."""
+    spent: dict[str, set[float]] = {}
+    for line in (RECORDS / "rates.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        macs = sum(line["macs"]["round"] for line in record["rounds"])
+        spent.setdefault(record["row"], set()).add(macs)
+    methods = {row: max(of) for row, of in spent.items() if row not in OTHERS}
+    assert len(methods) > 1
+    assert methods == pytest.approx(dict.fromkeys(methods, methods["HeteroFL"]), rel=0.02)
