@@ -9,8 +9,8 @@
 #        (onnx-zoo.csv): another each
 # small  runs specs/experiments/small with seeds 0, 1, 2 and compares them (an hour on two cores;
 #        needs data, see README); with SET=recipfl those of specs/experiments/recipfl
-# studies  runs what is missing of the papers' tables in size small, writes runs/studies (a day on two
-#        cores in all, goes on where it stopped; needs data)
+# studies  runs what is missing of the benchmark and of the papers' tables in size small, writes
+#        runs/studies (two days on two cores in all; resumes; prints the time left; needs data)
 # bench  timings as ratios against baselines measured in the same run
 # trust  runs that are killed, malformed files and updates, faults planted in the code (about two hours
 #        of one core); writes docs/measured/kills.csv, fuzz.csv and mutants.csv
@@ -77,7 +77,7 @@ small: $(VENV)/.installed-dev
 	$(BIN)/archgraph compare runs/$(SET)/* $(if $(filter recipfl,$(SET)),--tiers --last 0.2)
 
 studies: $(VENV)/.installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/archgraph study --python specs/studies specs/ablations --workers $(JOBS)
+	OMP_NUM_THREADS=1 $(BIN)/archgraph study --python specs/benchmark specs/studies specs/ablations --workers $(JOBS)
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks
