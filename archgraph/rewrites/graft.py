@@ -39,13 +39,14 @@ def graft(
         graph: The architecture.
         depths: Dict from section to its new number of blocks, or to their order. Other sections are
             unchanged.
-        like: An architecture (the global model) that has the names of the new blocks, so that the
-            result aligns with it. Default: increase the number in the last block's name.
+        like: An architecture, such as the global model, whose names the new blocks take, so that
+            the result can be merged with it. Default: increase the number in the last block's name.
         verify: Check that skipping the new blocks restores the graph.
 
     Raises:
         RewriteError: If a depth is below the section's present depth; if a section ends in a block
-            that changes the shape, or has no counterpart in ``like``; if an order omits a block.
+            that changes the shape; if a section has no counterpart in ``like``; if an order omits a
+            block.
         GraphError: If a section does not exist; suggests the nearest name.
 
     Example:
@@ -104,7 +105,7 @@ def grafted(
     rewritten, blocks = splice.rewritten(like)
     expected = [(k, tuple(v)) for k, v in names.items()]
     rewritten = with_sections(rewritten, graph, parts, expected)
-    # With the sections of `like`, depths by section mean the same in both graphs.
+    # With the sections of `like`, a depth of a section means the same in both graphs.
     if like is not None:
         relabelled = rewritten.graph.replace(sections=like.sections)
         if section_blocks(relabelled) == expected:
@@ -118,7 +119,7 @@ def _undone(graph: ArchGraph, rewritten: Rewritten, fresh: Sequence[str]) -> Non
     again = skip(rewritten.graph, fresh).graph
 
     def plain(value: ArchGraph) -> ArchGraph:
-        """Return the graph with canonical names and order, which a copy may change."""
+        """Return the graph with canonical names and order, because a copy may change them."""
         value = renumber(value)
         return value.replace(params=tuple(sorted(value.params, key=lambda p: p.name)), sections=())
 
