@@ -111,8 +111,7 @@ class _Compensation:
             problems = ["it multiplies a weight by itself" if twice else shared]
         node = self.graph.node[contraction.node]
         where = f" in {node.scope}" if node.scope else ""
-        found = "; ".join(dict.fromkeys(problems))
-        raise Refusal(f"{node.op}{where} sums over this axis: {found}")
+        raise Refusal(f"{node.op}{where} sums over this axis: {'; '.join(dict.fromkeys(problems))}")
 
     def _divide_leaf(self, name: str, dim: int, axes: set[str]) -> bool:
         """Divide a leaf along a dimension if all its users sum over these axes of the leaf."""

@@ -125,7 +125,10 @@ def test_a_tied_head_is_made_up_for_in_front_of_it():
         ({"factors": {"0.out": float("nan")}}, r"not a factor"),
         ({"positions": {"0.out": [0.0, 1.0, 2.0, 3.0]}}, r"list of whole numbers"),
         ({"positions": {"0.out": [[0], [1, 2]]}}, r"list of whole numbers"),
-        ({"factors": True}, r"cannot choose axes; found True; expected a factor, or a dict from axis to a factor"),
+        (
+            {"factors": True},
+            r"cannot choose axes; found True; expected a factor, or a dict from axis to a factor",
+        ),
         ({"factors": "0.out"}, r"cannot choose axes"),
         ({"sizes": {"2.out": 5}}, r"output"),
         ({"sizes": {"0.aut": 5}}, r"did you mean '0\.out'"),
