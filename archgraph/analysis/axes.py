@@ -70,8 +70,8 @@ class Contraction:
 class Axes:
     """All axes of a graph, and the layout of every dimension.
 
-    The layout of a dimension says of which axes it consists: one axis, a product (heads · width per
-    head), a concatenation, or none (a fixed size).
+    The layout of a dimension is one axis, a product of axes (heads · width per head), a
+    concatenation, or a fixed size.
 
     Attributes:
         all: All axes, in the order of the operators that produce them.

@@ -31,8 +31,8 @@ class BlockDraft:
         unit: Module that the block is, or is a part of.
         full: Operators and their connections, without sizes.
         spine: Layers and norms on the path with most layers.
-        out: What the results of all blocks of a section have in common: whether the block is dense,
-            its dtype and its shape.
+        out: Properties that are equal for all blocks of a section: whether the block is dense, and
+            the dtype and shape of its result.
     """
 
     heads: list[Piece]

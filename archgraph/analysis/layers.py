@@ -16,8 +16,8 @@ class Layer:
     Attributes:
         node: Name of the operator; empty for the item with all unused parameters and buffers.
         kind: Description without names: operator, arguments, and roles and types of its parameters
-            and buffers. Those of earlier layers (tied weights) appear as numbers, in the order of
-            their first use.
+            and buffers. Parameters of earlier layers (tied weights) appear as numbers, in the order
+            of their first use.
         entries: Names of the parameters and buffers that no earlier layer uses, in argument order.
     """
 

@@ -357,7 +357,7 @@ class _Record:
                 self.keep(size, [(at, there)], ALWAYS, at)
 
     def copied(self, node: Node, value: Ref | Leaf, trailing: int) -> Polynomial | None:
-        """Return the size in bytes of the copy of an operand that is saved; None if it is no copy.
+        """Return the size in bytes of the saved copy of an operand; None if no copy is made.
 
         The operator expands the operand's leading dimensions to those of the result, and flattens
         them.

@@ -24,7 +24,7 @@ Pairs: TypeAlias = tuple[tuple[str, str], ...]
 
 
 def matching_parts(mine: Layout, theirs: Layout) -> Iterator[tuple[Layout, Layout]]:
-    """Yield pairs of corresponding factors and terms of two layouts, as far as both are alike."""
+    """Yield pairs of corresponding parts of two layouts, down to where their structure differs."""
     match mine, theirs:
         case (Prod(a), Prod(b)) | (Sum(a), Sum(b)) if len(a) == len(b):
             for x, y in zip(a, b, strict=True):
@@ -34,7 +34,7 @@ def matching_parts(mine: Layout, theirs: Layout) -> Iterator[tuple[Layout, Layou
 
 
 def sized(where: str, full: Layout, client: Layout) -> Iterator[Equation]:
-    """Yield the equations for a dimension: one per factor or term if both layouts are alike."""
+    """Yield the equations for a dimension: one per pair of :func:`matching_parts`."""
     for part, other in matching_parts(full, client):
         yield where, part, fixed_size(other)
 

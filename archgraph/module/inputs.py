@@ -257,7 +257,7 @@ def _inside(value: object, step: int | str, label: str) -> object:
 
 
 def _remedy(value: object, dtype: str) -> str:
-    """Return a hint that says how to convert a value to the required tensor."""
+    """Return a hint for converting a value to the required tensor."""
     if value is None:
         return "to call it without this input, trace the model without it"
     if isinstance(value, Mapping):

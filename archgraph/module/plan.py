@@ -77,8 +77,9 @@ class ModulePlan:
         2. A path is a layer if one ``torch.nn`` layer computes each of its operators, or if one
            recurrent layer computes all of them. The parameters and buffers of the layer must be
            exactly the leaves of the path.
-        3. Layers increment their batch counters themselves, so remove the operators that do so. If
-           a norm has several paths, which share a counter, all of its paths are layers, or none is.
+        3. Layers increment their batch counters themselves, so remove the operators that increment
+           them. If a norm has several paths, which share a counter, all of them are layers, or none
+           is.
         """
         paths = _Paths(graph)  # 1
         layers, counters = paths.counted()  # 2, 3

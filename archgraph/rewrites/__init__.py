@@ -10,7 +10,7 @@ states of the new one. (``fold`` also takes and returns a state, ``split`` retur
 
    - Width (``take``, ``narrow``, ``widen``): positions of axes are kept or copied. ``cut`` selects
      the positions. ``compensation`` divides weights, so that a sum does not count a copied position
-     twice; ``moves`` does so where other operators move the positions on their way to the sum.
+     twice. ``moves`` finds these weights if other operators move the positions before the sum.
    - Depth (``skip``, ``shorten``, ``graft``, ``deepen``): blocks are removed or copied. ``splice``
      inserts a copy, ``lengthen`` names it, and ``sections`` updates the lists of blocks.
    - Additions (``lora``, ``adapters``, ``step_sizes``, ``scaler``, ``exits``, ``ends_after``): new

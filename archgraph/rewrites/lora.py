@@ -237,8 +237,8 @@ def rank(
     Args:
         graph: An architecture with low-rank adapters.
         size: The new rank. Default: keep every rank.
-        alpha: New numerator of the scale of every adapter, as in :func:`archgraph.add_lora`. Of the
-            strategies for adapters, ``flora`` supports clients with different scales.
+        alpha: New numerator of the scale of every adapter, as in :func:`archgraph.add_lora`. Among
+            the strategies for adapters, ``flora`` supports clients with different scales.
         scaling: The scale: ``alpha / rank``, or ``alpha / √rank`` (``rsqrt``).
         allow_nothing: If True, accept a model whose ranks are all at most ``size``, or that has no
             adapters.

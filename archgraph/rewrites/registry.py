@@ -41,8 +41,8 @@ class RewriteRow:
             refers to :mod:`archgraph.rewrites.options`.
         help: Description in one sentence.
         example: An example value, as YAML.
-        law: What the rewrite leaves unchanged, in a few words. If the function has an argument
-            ``verify``, ``verify=True`` checks it.
+        law: The property that the rewrite guarantees, in a few words. If the function has an
+            argument ``verify``, ``verify=True`` checks the property.
     """
 
     name: str
