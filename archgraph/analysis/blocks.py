@@ -125,7 +125,7 @@ class Drafts:
         return block
 
     def section(self, name: str) -> str:
-        """Return the user's section (one without a block list) of an operator; empty if none."""
+        """Return the user's section without a list of blocks that contains an operator, or ''."""
         first, *_ = (*self.modules.place(name), "")
         return first if first in self.named else ""
 

@@ -161,7 +161,7 @@ class Search:
         return Submodel(np.zeros(len(self.grids), dtype=np.int64), skipped)
 
     def by_share(self, *, uniform: bool) -> Iterator[Submodel]:
-        """Yield the submodels that one fraction of all widths defines, if within the budgets.
+        """Yield the submodels within the budgets that one fraction of all widths defines.
 
         1. Let the fraction decrease from 1 to 0. Each width has the smallest possible size that is
            at least this fraction of the width, and each section the smallest such number of blocks.

@@ -42,7 +42,7 @@ class AxisGroup:
         return {axis: axis.size // self.units * units for axis in self.axes}
 
     def grid(self, multiple: int) -> list[int]:
-        """Return the possible numbers of units, ascending, for which sizes are a multiple.
+        """Return the numbers of units, ascending, for which sizes are multiples of ``multiple``.
 
         Numbers of heads, and axes shorter than ``2 * multiple``, need not be multiples.
         """

@@ -165,7 +165,9 @@ class ModulePlan:
         )
 
     def needs(self, path: str, run: Stretch) -> tuple[Need, ...]:
-        """Return the values that ``run`` uses from outside of it and its path, by first use.
+        """Return the values that ``run`` uses but that do not come from it or its path.
+
+        They are sorted by first use.
 
         1. Arguments of its operators and layers, and both variants of values that it selects by its
            mode. If both variants come from outside, the caller selects one.
@@ -369,7 +371,7 @@ class _Paths:
         return layers if fits else {}
 
     def stack(self, path: str) -> dict[str, TorchLayer]:
-        """Like :meth:`layer`, for a recurrent layer that computes all operators of a path."""
+        """Return the same as :meth:`layer`, for one recurrent layer that computes all operators."""
         first, *others = self.work[path]
         recurrent = stack(self.graph, path, self.work[path])
         if recurrent is None or not self._has_leaves(path, recurrent.layer):

@@ -32,9 +32,10 @@ Factors = dict[tuple[str, int], Vector]
 
 
 def compensation(copies: Copies) -> tuple[Factors, dict[str, str]]:
-    """Return the factors, and a dict from each axis that they cannot preserve to the reason.
+    """Return factors that undo the effect of copies, and the axes for which there are none.
 
-    The factors are a dict from leaf and dimension to one factor per new position.
+    The first dict maps leaf and dimension to one factor per new position. The second dict maps each
+    axis without factors to the reason.
     """
     solved = copies.solved
     work = _Compensation(copies)

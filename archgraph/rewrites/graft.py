@@ -26,19 +26,19 @@ def graft(
     like: GraphLike | None = None,
     verify: bool = False,
 ) -> Rewritten:
-    """Lengthen sections by copies of their last block, or of their blocks in a chosen order.
+    """Add copies of blocks to sections: of the last block, or of blocks in a chosen order.
 
-    If blocks alternate (attention, feed-forward), the copies continue the alternation. The weights
-    of a copy come from the block that it repeats.
+    If blocks alternate (attention, feed-forward), so do the copies. A copy has the weights of its
+    original.
 
     An order is a list of block numbers, counted from 0. For example, ``[0, 1, 2, 1, 2, 3]`` is
-    depth up-scaling of four blocks (SOLAR with m = 1): the blocks twice, without the last block of
-    the first copy and the first block of the second.
+    depth up-scaling of four blocks (SOLAR with m = 1): the four blocks twice, without the last
+    block of the first time and the first block of the second time.
 
     Args:
         graph: The architecture.
-        depths: Dict from section to its new number of blocks, or to their order. Other sections are
-            unchanged.
+        depths: Dict from section to its new number of blocks, or to an order of blocks. Other
+            sections are unchanged.
         like: An architecture, such as the global model, whose names the new blocks take, so that
             the result can be merged with it. Default: increase the number in the last block's name.
         verify: Check that skipping the new blocks restores the graph.

@@ -96,7 +96,7 @@ class SkipOptions(Base):
 
 
 class NarrowOptions(Base):
-    """Options of ``narrow``: choices by axis name, role or pattern; sizes override shares."""
+    """Options of ``narrow``. Keys are axis names, roles or patterns. Sizes override shares."""
 
     shares: ShareChoice = Field(
         default={},
@@ -112,7 +112,7 @@ class NarrowOptions(Base):
 
 
 class TakeOptions(NarrowOptions):
-    """Options of ``take``: choices by axis name, role or pattern; positions override sizes."""
+    """Options of ``take``. Keys are axis names, roles or patterns. Positions override sizes."""
 
     positions: PositionChoice = Field(
         default={},
@@ -130,7 +130,7 @@ class TakeOptions(NarrowOptions):
 
 
 class WidenOptions(Base):
-    """Options of ``widen``: choices by axis name, role or pattern; positions override sizes."""
+    """Options of ``widen``. Keys are axis names, roles or patterns. Positions override sizes."""
 
     factors: FactorChoice = Field(
         default={},
