@@ -34,9 +34,9 @@ class Axis:
         role: ``channels``, ``heads``, ``head_dim``, ``value_dim``, ``hidden``, ``cell``, or
             ``rank`` (of a low-rank adapter).
         reason: Why the axis is pinned, that is, cannot be cut; empty if it can be cut.
-        spans: Norms, softmaxes and reductions over the axis, each as ``operator in module``. They
-            compute something else if the axis is cut, so the law mask ≡ take does not hold for the
-            axis. It is not pinned, since HeteroFL and NeFL cut such axes in Transformers.
+        spans: Norms, softmaxes and reductions over the axis, each as ``operator in module``. If the
+            axis is cut, the network computes something else than with zeros at the removed
+            positions. The axis can still be cut, as HeteroFL and NeFL do in Transformers.
     """
 
     name: str
@@ -53,12 +53,12 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Contraction:
-    """A product of tensors that an operator sums over one dimension of each.
+    """A sum of products of tensors over one dimension of each, such as a matrix product.
 
     Attributes:
         node: The operator.
         layout: Layout of the dimension that is summed over.
-        operands: Pairs of operand and the dimension of it that is summed over.
+        operands: Pairs of an operand and the index of its dimension that is summed over.
     """
 
     node: str
@@ -68,18 +68,23 @@ class Contraction:
 
 @dataclass(frozen=True, repr=False)
 class Axes:
-    """All axes of a graph, and the layout (the axes) of every dimension.
+    """All axes of a graph, and the layout of every dimension.
+
+    The layout of a dimension is one axis, a product of axes (heads · width per head), a
+    concatenation, or a fixed size.
 
     Attributes:
         all: All axes, in the order of the operators that produce them.
         leaf: Dict from parameter, buffer or constant to the layouts of its dimensions.
         value: Dict from operator to the layouts of the dimensions of its results.
-        attributes: Dict from (operator, argument) to the layouts whose sizes the argument states.
-        contractions: Products that are summed over a layout.
-        runs: Dict from operator to layouts that it reduces or normalises over (norms, softmaxes,
-            sums).
-        attention: For attention that consists of several operators: dict from the operator that
-            multiplies by the values to the number of heads and the width per head.
+        attributes: Dict from (operator, argument) to layouts, for arguments that contain sizes of
+            axes, such as the shape of a reshape or a number of groups.
+        contractions: Sums of products over a dimension.
+        runs: Pairs of an operator and a layout over which it normalises or reduces (norms,
+            softmaxes, sums).
+        attention: Dict from an operator that multiplies attention weights by values to the number
+            of heads and the width per head. Contains only attention that is computed by several
+            operators.
     """
 
     all: tuple[Axis, ...]
@@ -109,10 +114,10 @@ class Axes:
         return Table(repr(self).strip("<>"), columns, rows, frozenset({1}))._repr_html_()
 
     def __getitem__(self, name: str) -> Axis:
-        """Return the axis by name.
+        """Return the axis with a name.
 
         Raises:
-            AxisError: If the graph has no such axis; suggests the nearest name.
+            AxisError: If the graph has no axis with this name; suggests the nearest name.
         """
         for axis in self.all:
             if axis.name == name:
@@ -120,10 +125,10 @@ class Axes:
         raise _no_axis(name, (a.name for a in self.all))
 
     def of(self, leaf: str) -> tuple[Layout, ...]:
-        """Return the layouts of a leaf's dimensions.
+        """Return the layouts of the dimensions of a parameter, buffer or constant.
 
         Raises:
-            AxisError: If the graph has no such leaf.
+            AxisError: If the graph has none with this name.
         """
         if leaf not in self.leaf:
             raise _no_axis(leaf, self.leaf)
@@ -131,25 +136,25 @@ class Axes:
 
     @functools.cached_property
     def products(self) -> tuple[tuple[str, ...], ...]:
-        """Distinct products of axes. The size of each dimension of a leaf is a sum of some."""
+        """All products of axes that occur in the sizes of parameters, each once."""
         layouts = itertools.chain.from_iterable(self.leaf.values())
         return tuple(dict.fromkeys(itertools.chain.from_iterable(map(products_of, layouts))))
 
     def independent(self, among: Iterable[Axis] | None = None) -> tuple[Axis, ...]:
-        """Return the axes that a single share cuts: at most one factor of every product.
+        """Return the axes that one fraction for all widths cuts: at most one axis of every product.
 
-        Halving the number of heads already halves an attention layer. Halving the width of each
-        head as well would leave a quarter.
+        For example, halving the number of heads already halves an attention layer. Halving the
+        width of each head as well would leave a quarter.
 
-        1. Only the axes that the share applies to count as factors.
-        2. Heads come first; among them those in more products (heads of keys and values before
-           their repeats). Then come axes that are the last factor more often (the width of a group
-           before the number of groups), then those in fewer products. Ties keep the order of the
-           axes.
-        3. An axis is cut unless one of its products has a factor that is cut already.
+        1. Ignore axes that are not in ``among``.
+        2. Sort the axes. Numbers of heads come first, those in more products before the others.
+           Then come axes that are more often the last factor of a product (the width of a group
+           before the number of groups), then axes in fewer products.
+        3. Go through the sorted axes. Select an axis unless one of its products contains an axis
+           that is already selected.
 
         Args:
-            among: Axes that the share applies to. Default: all free axes except ranks of adapters.
+            among: The axes to select from. Default: all free axes except ranks of adapters.
 
         Example:
             >>> import torch
@@ -171,12 +176,12 @@ class Axes:
         return tuple(cut.values())
 
     def match(self, pattern: str) -> tuple[Axis, ...]:
-        """Return the free axes by name, role or pattern (``layer1.*``, ``heads``), in order.
+        """Return the free axes that match a name, role or pattern (``layer1.*``, ``heads``).
 
-        A prefix matches complete parts of a name: ``layer1`` stands for ``layer1.*``.
+        The name of a module matches all axes in the module: ``layer1`` means ``layer1.*``.
 
         Raises:
-            AxisError: If no free axis matches. If a pinned axis does, the message says why it is
+            AxisError: If no free axis matches. If a pinned axis matches, the message says why it is
                 pinned.
         """
         matching = tuple(a for a in self.all if _matches(a, pattern))
@@ -192,18 +197,18 @@ class Axes:
 
 
 def products_of(layout: Layout) -> list[tuple[str, ...]]:
-    """Return the products of axes that add up to a layout's size; a number is an empty product."""
+    """Return the products of axes whose sum is the size of a layout; () for a fixed number."""
     if isinstance(layout, Sum):
         return [product for term in layout.terms for product in products_of(term)]
     if isinstance(layout, Prod):
         parts = itertools.product(*map(products_of, layout.factors))
-        # A squared axis is listed once.
+        # An axis that is squared is listed once.
         return [tuple(dict.fromkeys(itertools.chain.from_iterable(part))) for part in parts]
     return [(layout.name,) if isinstance(layout, AxisRef) else ()]
 
 
 def _precedence(products: Collection[tuple[str, ...]]) -> Callable[[Axis], tuple[bool, int, int]]:
-    """Return the sort key of axes for a single share: axes that sort first are cut first."""
+    """Return the sort key of :meth:`Axes.independent`: axes that sort first are selected first."""
     often = Counter(itertools.chain.from_iterable(products))
     last = Counter(factors[-1] for factors in products if len(factors) > 1)
     return lambda axis: (
@@ -229,14 +234,17 @@ def _matches(axis: Axis, pattern: str) -> bool:
 @takes_graph
 @per_graph
 def axes(graph: ArchGraph) -> Axes:
-    """Solve the axis equations of a graph.
+    """Find the axes of a graph: the dimensions that must be cut together.
+
+    Each operator equates dimensions of its operands and results. The solution of these equations is
+    cached with the graph.
 
     Args:
-        graph: Any graph. An operator without a row in the operator table pins the axes that it
-            touches, and the reason names it.
+        graph: Any graph. Axes that an unknown operator uses are pinned (they cannot be cut), and
+            the reason names the operator.
 
     Returns:
-        Axes and layouts; cached with the graph.
+        The axes, and the layout of every dimension.
 
     Example:
         >>> import torch
@@ -262,7 +270,7 @@ def axes(graph: ArchGraph) -> Axes:
 def _state_ends(eq: Equations) -> None:
     """Add the equations for the outputs of a graph and for the buffers that it updates."""
     for ref in dict.fromkeys(i for i in walk(eq.graph.outputs) if isinstance(i, (Ref, Leaf))):
-        # The consumer of an output relies on its sizes.
+        # The user of an output relies on its sizes.
         for index, layout in enumerate(eq.of(ref)):
             eq.solver.pin(layout, f"dimension {index} of the model's output")
     for buffer, value in eq.graph.updates:
@@ -295,7 +303,7 @@ def _axes(eq: Equations) -> Axes:
 
 
 def _public(eq: Equations, naming: Naming) -> dict[Var, Axis]:
-    """Return the axes by variable; pins those that no parameter has and those of unused leaves."""
+    """Return a dict from variable to axis; pin axes of no parameter, and axes of unused leaves."""
     for param in eq.graph.params:
         if not eq.graph.leaf_users[param.name]:
             for layout in eq.leaves[param.name]:
@@ -338,7 +346,7 @@ class _NamedLayouts:
 
 
 def restated(sizes: StatedSizes, of: Callable[[Layout], Any]) -> Any:
-    """Return an argument's stated sizes with ``of`` applied to each layout; numbers stay."""
+    """Apply ``of`` to each layout in the sizes that an argument contains; keep numbers."""
     if isinstance(sizes, tuple):
         return tuple(restated(size, of) for size in sizes)
     return sizes if isinstance(sizes, int | Polynomial) or sizes is None else of(sizes)

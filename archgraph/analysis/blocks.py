@@ -1,6 +1,6 @@
-"""Build blocks from the pieces of the main stream, following the module hierarchy.
+"""Build drafts of blocks from the pieces of the main stream, following the module hierarchy.
 
-This module builds drafts of blocks; :mod:`archgraph.analysis.structure` defines what a block is.
+:mod:`archgraph.analysis.structure` defines what a block is.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ class Drafts:
     """Drafts of the blocks of one graph.
 
     Attributes:
-        chains: Drafts of the blocks of each tower (encoder) and of the main stream, in topological
-            order.
-        ends: Drafts of the blocks of additional outputs, which come last.
+        chains: Drafts of the blocks of each tower (encoder), and of the main stream, which comes
+            last.
+        ends: Drafts of the blocks of additional outputs.
         named: The user's sections that do not list their blocks.
-        cuts: Results on every path from the input to the output, in order.
+        cuts: Nodes that every path from the input to the output passes, in order.
     """
 
     def __init__(self, graph: ArchGraph) -> None:
         self.graph, self.node = graph, graph.node
-        # Both modes have the blocks of evaluation; operators of training alone join these blocks.
+        # Blocks are found in evaluation. Operators that run only in training are then added.
         evaluated = specialise(graph, training=False)
         self.stream = Stream(evaluated)
         self.modules = Modules(graph, self.stream)
@@ -63,7 +63,7 @@ class Drafts:
         return [d for chain in self.chains for d in chain] + self.ends
 
     def lift(self, graph: ArchGraph, lifted: Callable[[Piece], Piece]) -> None:
-        """Map the drafts back to the graph from which theirs was derived, piece by piece."""
+        """Replace the graph by another one, and each piece of the drafts by ``lifted(piece)``."""
         self.graph, self.node = graph, graph.node
         self.order = {n.name: i for i, n in enumerate(graph.nodes)}
         changed = {piece: lifted(piece) for d in self.all for piece in d.pieces}
@@ -71,7 +71,7 @@ class Drafts:
             d.heads, d.pieces = ([changed[p] for p in pieces] for pieces in (d.heads, d.pieces))
 
     def _chain(self, pieces: Sequence[Piece]) -> list[BlockDraft]:
-        """Divide a chain into blocks: working pieces merged by module, and the pieces between."""
+        """Divide a chain into blocks: merge pieces with layers, then assign the pieces between."""
         heads = [p for p in pieces if p.heavy]
         if not heads:
             return [draft(self.modules, [], list(pieces))] if pieces else []
@@ -119,13 +119,13 @@ class Drafts:
         return drafts
 
     def _idle(self, name: str, pieces: list[Piece]) -> BlockDraft:
-        """Draft the block of a section without layers; the input is not in any module."""
+        """Return the draft of the block of a section without layers."""
         block = draft(self.modules, [], pieces)
         block.path = block.path or (name,)
         return block
 
     def section(self, name: str) -> str:
-        """Return the user's section (one without a block list) of an operator; empty if none."""
+        """Return the user's section without a list of blocks that contains an operator, or ''."""
         first, *_ = (*self.modules.place(name), "")
         return first if first in self.named else ""
 
@@ -133,17 +133,18 @@ class Drafts:
         return self.node[piece.exit].op == "input"
 
     def _divide(self, between: Sequence[Piece], left: BlockDraft, right: BlockDraft | None) -> int:
-        """Return the number of pieces between two blocks that belong to the first of them."""
+        """Return how many of the pieces between two blocks belong to the first block."""
         begins = (i for i, p in enumerate(between) if self._is_next(p, left, right))
         return next(begins, len(between))
 
     def _is_next(self, piece: Piece, left: BlockDraft, right: BlockDraft | None) -> bool:
-        """Return whether a piece between two blocks begins the second one.
+        """Return whether a piece between two blocks belongs to the second block.
 
-        1. A piece in the module of just one of them is part of that one.
-        2. Pointwise operators end a block, unless they change the shape of its result for the next.
-        3. A norm after a plain layer is part of that layer's block. After a region it prepares what
-           follows, unless that is a residual region, which takes the stream as it is.
+        1. A piece in the module of only one of the blocks belongs to this block.
+        2. Elementwise operators belong to the first block, unless the first block has several
+           layers and they change the shape of its result.
+        3. A norm after a single layer belongs to the first block. After a block of several layers,
+           a norm belongs to the second block, unless the second block has an identity shortcut.
         """
         inside = common(map(self.modules.place, piece.nodes))
         mine = bool(left.path) and under(inside, left.path)
@@ -160,9 +161,9 @@ class Drafts:
         return left.whole or not closes
 
     def _prepares(self, piece: Piece, inside: Path, block: BlockDraft) -> bool:
-        """Return whether a piece inside a module is part of the block that follows it."""
+        """Return whether a piece is inside the module of the block that follows the piece."""
         module = self._outer(block)
-        # A piece that combines the stream with another value needs a module of the block's own.
+        # If the piece combines the stream with another value, the module must be the block's own.
         return (
             bool(module)
             and under(inside, module)
@@ -170,12 +171,12 @@ class Drafts:
         )
 
     def _reshapes(self, piece: Piece) -> bool:
-        """Return whether a piece changes the shape of the stream for what follows."""
+        """Return whether the output of a piece has another shape than its input."""
         node = self.node
         return bool(piece.entry) and node[piece.entry].shape != node[piece.exit].shape
 
     def _combines(self, piece: Piece) -> bool:
-        """Return whether a piece combines the stream with another value position by position."""
+        """Return whether a piece is an elementwise operator of the stream and another value."""
         node = self.node[piece.exit]
         alone = len(piece.nodes) == 1 and row(node.op).pointwise
         return alone and len({*node.uses(), *node.leaves()}) > 1
@@ -186,7 +187,7 @@ class Drafts:
         return self.modules.count(n for p in draft.heads for n in p.nodes if n in heavy)
 
     def _outer(self, draft: BlockDraft) -> Path:
-        """Return the outermost module with only this block and the operators before it."""
+        """Return the outermost module that contains no layers of other blocks."""
         work = self._work(draft)
         path = draft.path
         while len(path) > 1 and self.modules.work[path[:-1]] == work:
@@ -194,7 +195,7 @@ class Drafts:
         return path
 
     def _name(self, drafts: list[BlockDraft]) -> None:
-        """Name blocks after modules, and set the module that each block is, or is a part of."""
+        """Set the name of each block, and the module that the block is or belongs to."""
         first = [chain[0] for chain in self.chains if chain]
         names = [self._own_name(d, "input" if d in first else "output") for d in drafts]
         self._tell_apart(drafts, names)
@@ -208,7 +209,7 @@ class Drafts:
             d.unit = next((p for p in outer if p in shared), d.unit)
 
     def _tell_apart(self, drafts: Sequence[BlockDraft], names: list[str]) -> None:
-        """Name blocks of one module after the inner modules in which their work begins."""
+        """Name blocks of the same module after the inner modules with their first layer."""
         alike: dict[str, list[int]] = {}
         for i, (d, name) in enumerate(zip(drafts, names, strict=True)):
             if not d.user_block:
@@ -231,12 +232,12 @@ class Drafts:
                     names[i] = longer
 
     def _begin(self, draft: BlockDraft) -> Path:
-        """Return the module in which a block's work begins."""
+        """Return the module of a block's first layer."""
         heavy = (n for n in draft.stream if n in self.stream.heavy)
         return next((self.modules.place(n) for n in heavy), ())
 
     def _own_name(self, draft: BlockDraft, default: str) -> str:
-        """Return the name of a block from its module alone, which becomes its unit."""
+        """Return the name of a block, not yet unique, and set its ``unit`` to its module."""
         draft.unit = path = draft.path
         if draft.user_block:
             return draft.user_block
@@ -252,7 +253,7 @@ class Drafts:
         return ".".join(path) or leaf or default
 
     def _whole_module(self, draft: BlockDraft, path: Path) -> Path:
-        """Return the module of a block: the innermost one with its norms, or the list item."""
+        """Return the module of a block: the item of a list, or the innermost with all its norms."""
         modules, work = self.modules, self.modules.work[path]
         layers = [n for n in draft.stream if modules.is_layer(n)]
         around = common(map(modules.place, layers))
@@ -279,18 +280,18 @@ class Drafts:
 
 
 def _identity(draft: BlockDraft) -> bool:
-    """Return whether a block starts with a residual region that has an identity shortcut."""
+    """Return whether a block starts with a residual piece that has an identity shortcut."""
     first = draft.heads[0] if draft.heads else None
     return first is not None and first.kind == "residual" and first.shortcut == first.entry
 
 
 def _assign(modules: Modules, evaluated: ArchGraph, drafts: list[BlockDraft]) -> list[BlockDraft]:
-    """Assign every operator outside the stream to a block; further outputs become blocks.
+    """Assign every operator outside the stream to a block, and return the blocks of other outputs.
 
-    1. An operator that feeds the stream belongs to the first block that it feeds.
-    2. Any other operator that depends on the stream belongs to the last block that it needs;
-       operators that feed it belong to the first such block.
-    3. A counter belongs to its module; a chain of counters keeps its order.
+    1. An operator that leads into the stream belongs to the first block that uses its result.
+    2. Any other operator that depends on the stream belongs to the last block that it depends on.
+       Operators that lead into it belong to the same block.
+    3. Any remaining operator (a counter) belongs to the nearest block, preferably of its module.
     """
     graph = modules.graph
     owner = {n: i for i, d in enumerate(drafts) for n in d.stream}
@@ -318,7 +319,10 @@ def _ends(
     below: Collection[str],
     number: int,
 ) -> list[BlockDraft]:
-    """Return the blocks of further outputs, numbered from ``number``; set their owners."""
+    """Return the blocks of additional outputs, and record their operators in ``owner``.
+
+    The blocks are numbered from ``number``.
+    """
     stream, order = modules.stream, modules.order
     ends: list[BlockDraft] = []
     for output in stream.outputs:
@@ -337,7 +341,7 @@ def _ends(
 
 
 def _serve(graph: ArchGraph, owner: dict[str, int]) -> list[Node]:
-    """Assign operators to the first block that they feed; return those that feed none."""
+    """Assign operators to the first block that uses their result; return those without users."""
     alone: list[Node] = []
     # Backwards, so that the users of an operator have a block before the operator itself.
     for n in reversed([n for n in graph.nodes if n.name not in owner]):
@@ -350,7 +354,7 @@ def _serve(graph: ArchGraph, owner: dict[str, int]) -> list[Node]:
 
 
 def _nearest(modules: Modules, node: Node, owner: Mapping[str, int]) -> int:
-    """Return the block of the operator nearest to a free one, preferably of the same module."""
+    """Return the block of the nearest operator that has a block, preferably of the same module."""
     module, index = modules.place(node.name), modules.order[node.name]
     nodes = modules.graph.nodes
     best: tuple[int, int] | None = None

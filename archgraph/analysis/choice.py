@@ -1,10 +1,10 @@
-"""Interpret the user's choice of axes: shares, sizes or positions.
+"""Read the user's choice of axes, for ``take``, ``narrow`` and ``widen``.
 
-``0.5`` and ``{"layer1.*": 0.5}`` are shares (factors in ``widen``), ``sizes={"heads": 4}`` are
-numbers of positions, and ``positions={"fc1.out": [0, 2, 5]}`` are the positions themselves.
-``take``, ``narrow`` and ``widen`` use this module. One share cuts at most one factor of every
-product of axes (:meth:`archgraph.analysis.axes.Axes.independent`); sizes and positions apply to
-each axis that they name.
+``0.5`` and ``{"layer1.*": 0.5}`` are shares: fractions of an axis to keep, or in ``widen`` factors.
+``sizes={"heads": 4}`` gives numbers of positions, and ``positions={"fc1.out": [0, 2, 5]}`` the
+positions themselves. A share for several axes cuts at most one axis of every product of axes
+(:meth:`archgraph.analysis.axes.Axes.independent`). Sizes and positions apply to each axis that
+matches.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from archgraph.analysis.axes import Axes, Axis
 from archgraph.errors import RewriteError
 from archgraph.hints import listed
 
-# One share for every width (ranks of adapters excluded), or shares by axis name, role or pattern.
+# One fraction for every width, or a dict from axis name, role or pattern to fraction. One fraction
+# for every width does not apply to ranks of adapters.
 OneShare: TypeAlias = float | str  # 0.5 or "50%"
 Shares: TypeAlias = (
     OneShare | Mapping[str, OneShare] | Mapping[Axis, OneShare] | Mapping[str | Axis, OneShare]
@@ -45,27 +46,29 @@ def chosen_axes(
     rounding: Rounding = "ceil",
     allow_nothing: bool = False,
 ) -> tuple[dict[Axis, int], dict[Axis, npt.NDArray[np.int64]]]:
-    """Return the sizes of axes chosen by share or size, and the positions chosen by position.
+    """Return a dict from axis to its new size, and a dict from axis to its new positions.
 
-    Every choice maps axis names, roles or patterns to values. Later entries override earlier ones;
-    positions override sizes, and sizes override shares. At least one position of an axis remains.
-    A choice that changes nothing is an error: a client whose share matches only pinned axes would
-    otherwise train the full model unnoticed.
+    The second dict contains the axes in ``positions``. In each argument, a key may be an axis, or a
+    name, role or pattern that matches axes. Positions override sizes, and sizes override shares. In
+    each dict, later items override earlier ones. An axis keeps at least one position.
+
+    Shares that change nothing are an error. Otherwise, a client whose shares match only pinned axes
+    would train the full model unnoticed.
 
     Args:
         solved: Axes of the graph.
-        shares: One share for all widths, or a dict from axis to share.
+        shares: One fraction in (0, 1] for all widths, or a dict from axis to fraction.
         sizes: Dict from axis to its number of positions.
         positions: Dict from axis to the positions to keep, each at most once.
-        grow: If True, read factors of at least 1 instead of shares, and sizes that are not smaller
-            than before; positions may repeat, and every old position must occur.
-        rounding: How a share of an axis is rounded to a size.
+        grow: If True, axes become wider: ``shares`` are factors of at least 1, sizes are at least
+            the present sizes, and positions may repeat but must include every old position.
+        rounding: How a fraction of an axis is rounded to a size.
         allow_nothing: If True, accept shares that change nothing.
 
     Raises:
-        RewriteError: If the choice is empty; if a value is not a share, a factor, a possible size
-            or a list of possible positions; if shares or factors other than 1 change nothing,
-            unless ``allow_nothing``.
+        RewriteError: If the choice is empty; if a value is not a possible share, factor, size or
+            list of positions; if shares or factors other than 1 change nothing and
+            ``allow_nothing`` is False.
         AxisError: If an axis does not exist or is pinned.
 
     Example:
@@ -83,16 +86,16 @@ def chosen_axes(
     if all(choice is None for choice in (shares, sizes, positions)):
         raise RewriteError(
             "no axes are chosen",
-            expected="a share, sizes={axis: 4} or positions={axis: [0, 2, 5]}",
+            expected="a share such as 0.5, sizes={axis: 4} or positions={axis: [0, 2, 5]}",
         )
     if rounding not in get_args(Rounding):
         raise RewriteError("unknown rounding", found=rounding, expected="ceil or floor")
     requested = _by_axis(solved, percent(shares), "a factor" if grow else "a share", share=True)
     by_share = {axis: _number(axis, share, grow) for axis, share in requested}
     counts = {axis: _rounded(axis, share, rounding) for axis, share in by_share.items()}
-    requested = _by_axis(solved, sizes, "sizes by axis")
+    requested = _by_axis(solved, sizes, "a dict from axis to size")
     counts |= {axis: _size(axis, size, grow) for axis, size in requested}
-    requested = _by_axis(solved, positions, "positions by axis")
+    requested = _by_axis(solved, positions, "a dict from axis to positions")
     chosen = {axis: _index(axis, index, grow) for axis, index in requested}
     if not (chosen or allow_nothing):
         _check_changes(solved, shares, by_share, counts)
@@ -100,14 +103,14 @@ def chosen_axes(
 
 
 def _rounded(axis: Axis, share: float, rounding: Rounding) -> int:
-    """Return the number of positions in a share of an axis; at least one."""
+    """Return the number of positions that a fraction of an axis has, at least one."""
     # 0.07 × 100 is 7.000000000000001: rounding up must not make that 8.
     exact = round(share * axis.size, 9)
     return max(math.floor(exact) if rounding == "floor" else math.ceil(exact), 1)
 
 
 def _size(axis: Axis, size: Any, grow: bool) -> int:
-    """Check the size of an axis: at most its present size, or with ``grow`` at least that."""
+    """Check the new size of an axis: at most the present size, or with ``grow`` at least it."""
     low, high = (axis.size, math.inf) if grow else (1, axis.size)
     integral = isinstance(size, numbers.Integral) and not isinstance(size, bool)
     if not integral or not low <= size <= high:
@@ -122,13 +125,12 @@ def _size(axis: Axis, size: Any, grow: bool) -> int:
 def _check_changes(
     solved: Axes, shares: Any, by_share: Mapping[Axis, float], counts: Mapping[Axis, int]
 ) -> None:
-    """Check that shares other than 1 change an axis.
+    """Check that shares other than 1 change at least one axis.
 
-    A share that rounds back to every present size is a mistake. Sizes and positions are explicit,
-    so they may repeat the present ones.
+    Sizes may equal the present sizes, because the user wrote them explicitly.
 
     Raises:
-        RewriteError: If nothing changes; gives the reasons of the first few axes.
+        RewriteError: If nothing changes. The message gives the reasons for the first few axes.
     """
     asked = [axis for axis, share in by_share.items() if share != 1]
     nothing = not asked and (isinstance(shares, Mapping) or shares in (None, 1))
@@ -164,7 +166,11 @@ def _index(axis: Axis, requested: Any, grow: bool) -> npt.NDArray[np.int64]:
 def _by_axis(
     solved: Axes, choice: Any, expected: str, *, share: bool = False
 ) -> Iterator[tuple[Axis, Any]]:
-    """Yield each chosen axis with its value: 1 for factors that a share does not cut."""
+    """Yield each matching axis with its value.
+
+    The value is 1 for an axis that a share does not cut because it cuts another factor of the
+    axis' product.
+    """
     if choice is None:
         return
     if isinstance(choice, Mapping):
@@ -182,7 +188,7 @@ def _by_axis(
         raise RewriteError(
             "cannot choose axes",
             found=repr(choice),
-            expected=f"{expected}, or one by axis" if share else expected,
+            expected=f"{expected}, or a dict from axis to {expected}" if share else expected,
         )
 
 
@@ -209,7 +215,7 @@ def _number(axis: Axis | None, value: Any, grow: bool) -> float:
             expected=f"a number {bounds}",
             hint=_size_hint(axis, value) if number else _positions_hint(value),
         )
-    # A float32 means the decimal that it prints, not the double with the same bits.
+    # Read a float32 as the decimal that it prints, e.g. 0.1 instead of 0.10000000149.
     return float(str(value)) if isinstance(value, np.floating) else float(value)
 
 

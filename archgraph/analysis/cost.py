@@ -50,7 +50,8 @@ class Cost:
         macs: Multiply–accumulates for one example in evaluation.
         bytes: Size of the state (parameters and buffers), in bytes.
         activations: Size of all intermediate results for one example in evaluation, in bytes.
-        nodes: Dict from operator to its cost; operators that run only in training cost nothing.
+        nodes: Dict from operator to its cost. Operators that run only in training have no MACs and
+            no bytes.
         graph: The graph.
 
     Example:
@@ -70,26 +71,27 @@ class Cost:
 
     @property
     def polynomial(self) -> CostPolynomial:
-        """Costs of all submodels, as exact polynomials in the sizes of axes."""
+        """Costs of all submodels, as polynomials in the sizes of axes. The costs are exact."""
         from archgraph.analysis.cost_polynomial import cost_polynomial  # solves the axes
 
         return cost_polynomial(self.graph)
 
     def training(self, batch: int = 1, optimizer: Optimizer = "sgd") -> TrainingMemory:
-        """Return the memory of a training step, in bytes.
+        """Predict the memory that a training step allocates, in bytes.
 
-        The sum includes everything that PyTorch allocates on a CPU: weights, buffers, the batch,
-        the optimiser's state, gradients, tensors that autograd saves according to the operator
-        table, and gradients of intermediate results. The loss counts as twice the outputs: the
-        tensors that it saves, and the gradients of the outputs.
+        The prediction includes everything that PyTorch allocates on a CPU: weights, buffers, the
+        batch, the optimiser's state, gradients, tensors that autograd saves, and gradients of
+        intermediate results. For the loss, it assumes twice the size of the outputs: for the
+        tensors that the loss saves, and for the gradients of the outputs.
 
         Args:
             batch: Number of examples per step.
             optimizer: Name of an optimiser in ``torch.optim`` (case-insensitive), ``momentum`` for
-                SGD with momentum, or a function from parameters to an optimiser.
+                SGD with momentum, or a function that takes a list of parameters and returns an
+                optimiser.
 
         Raises:
-            GraphError: If the batch is empty or the optimiser is unknown.
+            GraphError: If ``batch`` is less than 1 or the optimiser is unknown.
 
         Example:
             >>> import torch
@@ -130,15 +132,16 @@ def _bytes(type_: TensorType, sizes: Mapping[str, int]) -> int:
 
 @takes_graph
 def cost(graph: ArchGraph, sizes: Mapping[str, int] | None = None) -> Cost:
-    """Return the exact numbers of parameters, MACs and bytes of a graph.
+    """Count the parameters, MACs and bytes of a graph.
 
     Args:
-        graph: The architecture, or an object that contains one.
-        sizes: Dict from open (dynamic) size to its value. Default: the values of the traced
+        graph: The architecture.
+        sizes: Dict from the name of a dynamic size to its value. Default: the sizes of the traced
             example.
 
     Raises:
-        GraphError: If there is no such open size, or the graph does not allow its value.
+        GraphError: If the graph has no dynamic size with a name in ``sizes``, or does not allow its
+            value.
 
     Example:
         >>> import torch
@@ -161,7 +164,7 @@ def _cost(graph: ArchGraph) -> Cost:
         first = (set(node.leaves()) & parameters.keys()) - counted
         counted |= first
         nodes[node.name] = NodeCost(sum(parameters[leaf] for leaf in first))
-    # Use the evaluated graph: operators of the training branch have parameters but no other cost.
+    # MACs and bytes are those of evaluation: operators that run only in training have neither.
     for node in evaluated.nodes:
         size = sum(_bytes(type_, sizes) for type_ in node.types)
         nodes[node.name] += NodeCost(0, node_macs(evaluated, node), size)

@@ -1,4 +1,4 @@
-"""Cost of every submodel of a graph at once: exact polynomials of axis sizes and of blocks."""
+"""Costs of all submodels of a graph, as polynomials in the sizes of axes."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ MEASURES = ("parameters", "macs", "bytes", "activations")
 
 @dataclass(frozen=True, slots=True)
 class CostPart:
-    """A summand of a cost, which counts if certain blocks are present.
+    """A term of a cost, which counts only in submodels with certain blocks.
 
     Attributes:
-        needs: Sets of blocks. The part counts if at least one block of every set is present; empty
-            if it always counts.
-        polynomial: Cost of the part, as a polynomial in the sizes of axes.
+        needs: Sets of blocks. The term counts if the submodel has at least one block of every set.
+            If there are no sets, the term always counts.
+        polynomial: The term, as a polynomial in the sizes of axes.
     """
 
     needs: Needs
     polynomial: Polynomial
 
     def there(self, skipped: Collection[str]) -> bool:
-        """Return whether the part counts when some blocks are skipped."""
+        """Return whether the term counts in a submodel without the ``skipped`` blocks."""
         return not any(blocks.issubset(skipped) for blocks in self.needs)
 
 
 @dataclass(frozen=True, slots=True)
 class CostFigures:
-    """Cost figures of a submodel, as in :class:`archgraph.analysis.cost.Cost`.
+    """Costs of a submodel, as in :class:`archgraph.analysis.cost.Cost`.
 
     Attributes:
         parameters: Elements of all parameters.
@@ -61,15 +61,16 @@ class CostFigures:
 
 @dataclass(frozen=True)
 class CostPolynomial:
-    """Exact costs of every submodel of a graph, without building it.
+    """Exact costs of every submodel of a graph, computed without building the submodel.
 
     Attributes:
         axes: Dict from each free axis to its size in the graph.
         blocks: Dict from each removable block to the axes that are removed with it.
-        equal: Sizes that must be equal for a block to be skipped but are equal only by chance. If
-            a cut makes them unequal, the block cannot be skipped.
-        parts: Dict from measure (``parameters``, ``macs``, ``bytes``, ``activations``) to its
-            parts.
+        equal: Dict from removable block to pairs of sizes of its output and input. The sizes of a
+            pair are equal in the graph but belong to different axes. If a cut makes them unequal,
+            the block cannot be skipped.
+        parts: Dict from measure (``parameters``, ``macs``, ``bytes``, ``activations``) to the terms
+            of its cost.
 
     Example:
         >>> import torch
@@ -91,7 +92,12 @@ class CostPolynomial:
     def of(
         cls, graph: ArchGraph, parts: Mapping[str, Mapping[Needs, Polynomial]]
     ) -> CostPolynomial:
-        """Return the measures of a graph's submodels from their parts, by needed blocks."""
+        """Return the cost polynomials of a graph.
+
+        Args:
+            graph: The graph.
+            parts: Dict from measure to a dict from needed blocks to the polynomial of their terms.
+        """
         sizes, solved = TensorSizes.of_graph(graph), axes(graph)
         removable = [block for block in structure(graph).blocks if block.removable]
         unlike = {block.name: _unlike(sizes, block) for block in removable}
@@ -106,7 +112,7 @@ class CostPolynomial:
         )
 
     def polynomial(self, measure: str, skipped: Collection[str] = ()) -> Polynomial:
-        """Return a measure as one polynomial, with some blocks skipped."""
+        """Return the cost in a measure as one polynomial, without the ``skipped`` blocks."""
         gone = {name for block in skipped for name in self.blocks[block]}
         there = (part.polynomial for part in self.parts[measure] if part.there(skipped))
         return Polynomial.total(there).without(gone)
@@ -117,22 +123,24 @@ class CostPolynomial:
         """Return the cost of a submodel.
 
         Args:
-            sizes: Sizes of cut axes by name; the other axes keep their size.
+            sizes: Dict from the name of an axis to its size. Other axes keep their size.
             skipped: Names of skipped blocks.
 
         Raises:
-            AxisError: If there is no such free axis.
-            GraphError: If a block does not exist, or cannot be skipped at these sizes.
+            AxisError: If there is no free axis with a name in ``sizes``.
+            GraphError: If a block does not exist, is not removable, or cannot be skipped at these
+                sizes.
         """
         all_sizes = self.sizes(sizes or {}, skipped)
         return CostFigures(**{m: self.polynomial(m, skipped).value(all_sizes) for m in MEASURES})
 
     def sizes(self, cut: Mapping[str, int], skipped: Collection[str]) -> dict[str, int]:
-        """Return the sizes of all axes of a submodel.
+        """Return the sizes of all axes of a submodel with cut axes and skipped blocks.
 
         Raises:
-            AxisError: If there is no such free axis.
-            GraphError: If a block does not exist, or cannot be skipped at these sizes.
+            AxisError: If there is no free axis with a name in ``cut``.
+            GraphError: If a block does not exist, is not removable, or cannot be skipped at these
+                sizes.
         """
         for name in cut:
             if name not in self.axes:
@@ -156,7 +164,7 @@ class TensorSizes:
     Attributes:
         solved: Axes of the graph.
         free: Names of the free axes, which can be cut.
-        values: Dict from open (dynamic) size to its value.
+        values: Dict from the name of a dynamic size to its value.
     """
 
     solved: Axes
@@ -165,7 +173,7 @@ class TensorSizes:
 
     @classmethod
     def of_graph(cls, graph: ArchGraph, batch: int = 1) -> TensorSizes:
-        """Return the sizes of a graph for a batch size; other open sizes as in the example."""
+        """Return the sizes for a batch size; other dynamic sizes are those of the example."""
         free = {axis.name for axis in axes(graph).free}
         return cls(axes(graph), free, example_sizes(graph, batch))
 
@@ -192,12 +200,14 @@ class TensorSizes:
 @takes_graph
 @per_graph
 def cost_polynomial(graph: ArchGraph) -> CostPolynomial:
-    """Return the costs of all submodels, as polynomials in the sizes of the axes of a graph.
+    """Return the costs of all submodels of a graph, as polynomials in the sizes of its axes.
 
-    1. The size of a dimension is that of its layout: an axis, a product, a sum, or a number.
-    2. The costs of operators come from the operator table, at these sizes.
-    3. Skipping a removable block also removes its operators, operators that only they need
-       (:mod:`archgraph.analysis.presence`), and the width that a dense block appends.
+    1. Write the size of each dimension as a polynomial: an axis, a product of axes, a sum, or a
+       number.
+    2. Compute the costs of each operator from these sizes, with the rules of the operator table.
+    3. Record which blocks each operator needs. Skipping a block removes its operators, operators
+       that only they need (:mod:`archgraph.analysis.presence`), and the features that a dense block
+       appends.
     """
     evaluated, sizes = specialise(graph, training=False), TensorSizes.of_graph(graph)
     needs = presence(graph).there
@@ -224,8 +234,8 @@ def cost_polynomial(graph: ArchGraph) -> CostPolynomial:
 
 
 def _unlike(sizes: TensorSizes, block: Block) -> tuple[tuple[Polynomial, Polynomial], ...]:
-    """Return the sizes at a block's end and start that are equal only by chance."""
-    if block.terms:  # a dense block's appended width vanishes
+    """Return the pairs of sizes of a block's output and input that belong to different axes."""
+    if block.terms:  # a dense block's appended features are removed with it
         return ()
     ends = [sizes.operand(Ref(name)) for name in (block.exit, block.bypass)]
     return tuple(

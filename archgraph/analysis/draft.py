@@ -1,4 +1,4 @@
-"""Drafts of blocks, and the fingerprints by which blocks are compared."""
+"""Blocks under construction (drafts), and the fingerprints that compare them."""
 
 from __future__ import annotations
 
@@ -22,15 +22,17 @@ class BlockDraft:
         heads: The pieces with the block's layers.
         pieces: All pieces of the block, which are consecutive.
         path: Innermost module that contains the block's layers.
-        user_block: The user's name for it, if any.
-        uses: Number of times that the same layers run one after the other.
-        extra: Operators outside the stream that depend on it or only feed it.
+        user_block: The block's name in the user's sections; empty if it has none.
+        uses: Number of times that the same layers run, one round after the other.
+        extra: Operators of the block outside the main stream: they use its values, or compute
+            values for it.
         kind: As in :class:`archgraph.analysis.structure.Block`.
         name: Name of the block.
         unit: Module that the block is, or is a part of.
-        full: Operators and wiring, without sizes.
-        spine: Layers and norms on the path with most work.
-        out: Result that the blocks of a section share: whether it is dense, its dtype and shape.
+        full: Operators and their connections, without sizes.
+        spine: Layers and norms on the path with most layers.
+        out: Properties that are equal for all blocks of a section: whether the block is dense, and
+            the dtype and shape of its result.
     """
 
     heads: list[Piece]
@@ -52,7 +54,7 @@ class BlockDraft:
         return self.heads[-1] if self.heads else None
 
     def terms(self, graph: ArchGraph) -> tuple[str, ...]:
-        """Return the results that a dense region appends to the value that it passes on."""
+        """Return the results that a dense block concatenates to its input."""
         last = self.last
         if last is None or last.kind != "dense" or len(self.heads) > 1:
             return ()
@@ -73,12 +75,12 @@ class BlockDraft:
 def draft(
     modules: Modules, heads: list[Piece], pieces: list[Piece], user_block: str = ""
 ) -> BlockDraft:
-    """Draft a block from pieces, with the innermost module of its layers (or of its operators)."""
+    """Return the draft of a block with these pieces."""
     path = common(map(modules.place, _work(modules, heads, pieces)))
     kinds = [p.kind for p in heads]
     last = heads[-1] if heads else None
     if last is not None and last.kind in ("residual", "parallel"):
-        # The sum's module also contains the shortcut. A list of such blocks is not a block.
+        # The module of the addition also contains the shortcut. A list of blocks is not a block.
         outer = modules.place(last.exit)
         path = outer if outer and under(path, outer) and not modules.lists(outer, path) else path
     order: tuple[BlockKind, ...] = ("residual", "parallel", "dense")
@@ -89,7 +91,7 @@ def draft(
 
 
 def _work(modules: Modules, heads: Sequence[Piece], pieces: Sequence[Piece]) -> list[str]:
-    """Return a block's layers; without layers, its operators with leaves, or else all of them."""
+    """Return a block's layers; if it has none, its operators with leaves, else all operators."""
     nodes = [n for p in heads or pieces for n in p.nodes]
     if heads:
         return [n for n in nodes if n in modules.stream.heavy]
@@ -97,14 +99,14 @@ def _work(modules: Modules, heads: Sequence[Piece], pieces: Sequence[Piece]) -> 
 
 
 def set_fingerprint(modules: Modules, draft: BlockDraft, end: Node) -> None:
-    """Set the fingerprint of a block: operators and wiring, path with most work, and result."""
+    """Set the fingerprint of a block: its operators, its path with most layers, and its result."""
     graph = modules.graph
     draft.full = _body(graph, sorted([*draft.stream, *draft.extra], key=modules.order.__getitem__))
     spine = filter(modules.is_layer, _spine(modules.stream, draft))
     draft.spine = tuple(base(graph.node[n].op) for n in spine)
     shape: tuple[object, ...] = end.shape
     if draft.kind in ("dense", "parallel") and draft.last is not None:
-        # An operator that joins branches sets its own width: compare only the rest of its shape.
+        # The width of a concatenation depends on its operands, so compare only the other sizes.
         joins = graph.node[draft.last.exit]
         parts, joined = [graph.node[n].shape for n in all_items(joins)], joins.shape
         wide = {
@@ -120,14 +122,14 @@ def all_items(node: Node) -> list[str]:
 
 
 def list_items(node: Node) -> tuple[str, ...]:
-    """Return the results that an operator takes only as list items: each once, in order."""
+    """Return the results that an operator takes as list items and not as single arguments."""
     items = [i for _, v in node.args if isinstance(v, tuple) for i in v if isinstance(i, Ref)]
     plain = {n for _, v in node.args if not isinstance(v, tuple) for n in refs(v)}
     return tuple(dict.fromkeys(i.name for i in items if i.name not in plain))
 
 
 def _spine(stream: Stream, draft: BlockDraft) -> list[str]:
-    """Return the path through a block with most layers."""
+    """Return the operators on the path through a block with most layers."""
     nodes = draft.stream
     inside: dict[str, tuple[int, str]] = {}
     for name in nodes:
@@ -143,7 +145,7 @@ def _spine(stream: Stream, draft: BlockDraft) -> list[str]:
 
 
 def _body(graph: ArchGraph, nodes: Sequence[str]) -> tuple[str, ...]:
-    """Return the operators and wiring of a block, without sizes and names."""
+    """Return one line per operator of a block: its name and operands, without sizes."""
     local = {name: i for i, name in enumerate(nodes)}
     params, node_of = graph.param, graph.node
 

@@ -1,7 +1,7 @@
-"""Forms: the computation of a part of a graph, without names and widths.
+"""Describe the computation of parts of graphs, without names and widths.
 
-Two parts of one form are the same network up to the sizes of their axes: their operators and their
-leaves correspond, each in the form's order.
+Such a description is called a form. Two parts with the same form are the same network up to the
+sizes of their axes. Their operators and parameters correspond in the order of the form.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Form:
     Attributes:
         lines: One line per operator, in an order that does not depend on how the graph was written.
         nodes: The operators, in this order.
-        leaves: The leaves, in order of use.
-        far: Results from elsewhere in the stream that the part uses, in order of use.
+        leaves: The parameters, buffers and constants, in order of first use.
+        far: Results of other blocks that the part uses, except its input, in order of first use.
     """
 
     lines: tuple[str, ...]
@@ -54,7 +54,7 @@ class Form:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Names of the operators in order."""
+        """Names of the operators, in order."""
         names = (line.partition("(")[0] for line in self.lines)
         return tuple(word for word in names if word not in ("input", "return"))
 
@@ -83,9 +83,9 @@ def differ(a: Form, b: Form) -> str:
 
 
 def factor(node: Node) -> float | None:
-    """Return the number by which an operator multiplies or divides.
+    """Return the number by which an operator multiplies or divides; None if there is none.
 
-    It is not part of a form, because attention divides by the square root of a width.
+    The number is not part of a form, because attention divides by the square root of a width.
     """
     if growth(node.op).scales not in ("one", "first"):
         return None
@@ -94,7 +94,7 @@ def factor(node: Node) -> float | None:
 
 
 def _apart(a: tuple[str, ...], b: tuple[str, ...]) -> Iterator[str]:
-    """Yield two lists of words; for long lists, only the words around their difference."""
+    """Yield the text of two lists of words; for long lists, only the words around a difference."""
     pairs = list(zip(a, b, strict=False))
     begin = next((i for i, (x, y) in enumerate(pairs) if x != y), len(pairs))
     begin = max(begin - 2, 0) if max(len(a), len(b)) > _WORDS else 0
@@ -105,12 +105,12 @@ def _apart(a: tuple[str, ...], b: tuple[str, ...]) -> Iterator[str]:
 
 
 def _natural(name: str) -> list[str | int]:
-    """Return the sort key of a name: 9 comes before 10."""
+    """Return the sort key of a name that sorts numbers by value: 9 comes before 10."""
     return [int(p) if i % 2 else p for i, p in enumerate(re.split(r"(\d+)", name))]
 
 
 def nearest_form(form: Form, others: Sequence[Form]) -> Form | None:
-    """Return the form of ``others`` that has the most operators in common with a form."""
+    """Return the form in ``others`` that has the most operators in common with ``form``."""
 
     def alike(other: Form) -> tuple[bool, float]:
         matcher = difflib.SequenceMatcher(None, form.words, other.words, autojunk=False)
@@ -122,8 +122,8 @@ def nearest_form(form: Form, others: Sequence[Form]) -> Form | None:
 class Forms:
     """The forms of the parts of one graph.
 
-    With ``by_widths``, operands that are otherwise indistinguishable are ordered by the shapes of
-    their leaves instead of their names.
+    Operands of a sum that compute the same are ordered by the names of their parameters, or with
+    ``by_widths`` by the shapes of their parameters.
 
     Attributes:
         graph: The graph.
@@ -143,7 +143,7 @@ class Forms:
         self._known: dict[tuple[str, str], Form] = {}
 
     def part(self, entry: str, end: str) -> Form:
-        """Return the form of the part between two results of the stream."""
+        """Return the form of the part of the graph between two results."""
         entry, end = self.through(entry), self.through(end)
         if (entry, end) not in self._known:
             between = self.graph.nodes[self._at[entry] : self._at[end] + 1]
@@ -155,11 +155,11 @@ class Forms:
 
     @functools.cached_property
     def whole(self) -> Form:
-        """Form of the graph."""
+        """Form of the whole graph."""
         return _Reading(self, "", self.outputs, set()).form()
 
     def through(self, name: str) -> str:
-        """Follow operators that act only in training (dropout) back to their operand."""
+        """Return the result before the operators that act only in training (dropout)."""
         while True:
             node = self.graph.node[name]
             fact, used = row(node.op), next(node.uses(), None)
@@ -169,7 +169,7 @@ class Forms:
             name = used
 
     def _args(self, node: Node) -> Iterator[tuple[str, Value, bool]]:
-        """Yield the arguments in evaluation, each with whether it states sizes of axes."""
+        """Yield name and value in evaluation of each argument, and whether it has sizes of axes."""
         for key, value in node.args:
             yield key, in_mode(value, False), (node.name, key) in self._sizes
 
@@ -180,7 +180,8 @@ def forms(graph: ArchGraph, by_widths: bool = False) -> Forms:
 
     Args:
         graph: The graph.
-        by_widths: If True, ignore names, as for two graphs that do not share a naming scheme.
+        by_widths: If True, order equal operands by shapes before names, for comparing graphs with
+            unrelated names.
 
     Example:
         >>> import torch
@@ -193,7 +194,7 @@ def forms(graph: ArchGraph, by_widths: bool = False) -> Forms:
 
 
 class _Reading:
-    """Reads off the form of a part of a graph."""
+    """Computes the form of a part of a graph."""
 
     def __init__(self, of: Forms, entry: str, ends: Sequence[str], far: set[str]) -> None:
         self.of, self.graph, self.entry = of, of.graph, entry
@@ -225,7 +226,7 @@ class _Reading:
         for name in self._order():
             lines.append(self._line(name, ref, numbered))
             number[name] = len(number)
-        # Whether the part computes an output: the last layer must not match hidden ones.
+        # State which outputs the part computes, so that the last layer matches no hidden layer.
         outputs = [i for i, name in enumerate(self.of.outputs) if name in self.ends]
         if outputs:
             lines.append(f"return({'; '.join(map(str, outputs))})")
@@ -237,7 +238,7 @@ class _Reading:
         return self.key.get(name, "far")
 
     def _order(self) -> Iterator[str]:
-        """Yield operators after their operands, which are in the order of their keys."""
+        """Yield the operators, operands first; several operands are sorted by their keys."""
         visited: set[str] = set()
         # An explicit stack, since networks are deeper than Python's recursion limit.
         for end in self.ends:
@@ -271,7 +272,7 @@ class _Reading:
         return args
 
     def _ranked(self, values: Sequence[Value]) -> list[Value]:
-        """Sort operands by their keys, and equal keys by the names or shapes of their leaves."""
+        """Sort operands by their keys; those with equal keys by names or shapes of their leaves."""
         ranked: list[Value] = []
         for _, group in itertools.groupby(sorted(values, key=self._rank), self._rank):
             tied = list(group)
@@ -294,7 +295,7 @@ class _Reading:
         return (shapes, names) if self.of.by_widths else (names, shapes)
 
     def _beneath(self, value: Value) -> set[str]:
-        """Return the leaves within the part from which an operand is computed."""
+        """Return the leaves of the part from which an operand is computed."""
         if isinstance(value, Leaf):
             return {value.name}
         assert isinstance(value, Ref)

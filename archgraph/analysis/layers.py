@@ -1,4 +1,4 @@
-"""List the layers of a graph: operators with the parameters and buffers that they use first."""
+"""List the layers of a graph: operators with their parameters and buffers."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ class Layer:
     """An operator with weights.
 
     Attributes:
-        node: Name of the operator; empty for unused entries.
-        kind: Description without names: operator, arguments, roles and types of its leaves. Leaves
-            of earlier layers (tied weights) are numbered in the order of first use.
-        entries: Parameters and buffers that no earlier layer uses, in argument order.
+        node: Name of the operator; empty for the item with all unused parameters and buffers.
+        kind: Description without names: operator, arguments, and roles and types of its parameters
+            and buffers. Parameters of earlier layers (tied weights) appear as numbers, in the order
+            of their first use.
+        entries: Names of the parameters and buffers that no earlier layer uses, in argument order.
     """
 
     node: str
@@ -28,7 +29,9 @@ class Layer:
 @takes_graph
 @per_graph
 def layers(graph: ArchGraph) -> tuple[Layer, ...]:
-    """Return the layers in topological order; every entry of the state belongs to exactly one.
+    """Return the layers in topological order.
+
+    Every parameter and buffer belongs to exactly one layer: the first that uses it.
 
     Args:
         graph: The architecture.

@@ -1,7 +1,7 @@
-"""Merge pieces of the stream into building blocks, following the module hierarchy.
+"""Merge pieces of the main stream into blocks, following the module hierarchy.
 
 The attention and feed-forward parts of a Transformer layer are one block, because users and papers
-count layers, and NeFL skips complete ones. The sections of a file can name the halves separately.
+count layers, and NeFL skips complete layers. The user's sections can name both parts separately.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from archgraph.ops.table import base
 
 
 class Merging:
-    """Merges the working pieces of a chain into blocks.
+    """Merges the pieces of a chain that have layers into blocks.
 
     Attributes:
-        claims: Names of the user's blocks, by module.
+        claims: Dict from module to the names of the user's blocks in the module.
     """
 
     def __init__(self, graph: ArchGraph, modules: Modules) -> None:
         self.modules, self.stream, self.node = modules, modules.stream, graph.node
-        # Names that differ only in their ordinal are successive uses of one module.
+        # Names that differ only in the number after ~ are successive uses of one module.
         self.claims: dict[Path, list[str]] = {}
         for name in (name for _, blocks in graph.sections for name in blocks):
             self.claims.setdefault(path_of(name.partition("~")[0]), []).append(name)
 
     def merged(self, heads: Sequence[Piece]) -> list[BlockDraft]:
-        """Return drafts of blocks, each with all working pieces of one building block.
+        """Return drafts of blocks for pieces with layers.
 
-        Pieces that are used repeatedly, one round after the other, are one block. Otherwise
-        :meth:`_is_block` decides whether a module merges its pieces.
+        Pieces that share their weights and run repeatedly, one round after the other, are one
+        block. Otherwise :meth:`_is_block` decides which modules are one block.
         """
         working = [[n for n in h.nodes if n in self.stream.heavy] for h in heads]
         works = [[self.modules.place(n) for n in names] for names in working]
@@ -62,9 +62,9 @@ class Merging:
     ) -> list[int]:
         """Return, for each piece, the index of the first piece of its block.
 
-        Modules are considered from the innermost, all of one class at once: if one module of a
-        class is a list, all of them are. A module is considered only if its pieces are neighbours
-        and contain all its work.
+        Inner modules are considered before outer ones, and all modules of one class together: if
+        one of them is a list, all of them are. A module is considered only if its pieces are
+        neighbours and contain all of its layers.
         """
         group = list(range(len(heads)))
         merged = set[int]()
@@ -96,12 +96,12 @@ class Merging:
         return classes.values()
 
     def _holds(self, module: Path, index: Sequence[int], working: Sequence[Sequence[str]]) -> bool:
-        """Return whether some pieces are neighbours and contain all work of a module."""
+        """Return whether some pieces are neighbours and contain all layers of a module."""
         work = self.modules.count(n for i in index for n in working[i])
         return index[-1] - index[0] == len(index) - 1 and self.modules.work[module] == work
 
     def _blocks(self, members: Mapping[Path, Sequence[tuple[Piece, Path]]]) -> list[Path]:
-        """Return the modules of one class that are building blocks."""
+        """Return the modules of one class that are one block each."""
         looks = {m: tuple(self._look(h) for h, _ in pieces) for m, pieces in members.items()}
         alike = Counter(looks.values())
         blocks = []
@@ -116,7 +116,11 @@ class Merging:
     def _rounds(
         self, working: Sequence[Sequence[str]], claimed: Sequence[str]
     ) -> dict[int, tuple[int, int]]:
-        """Return runs of pieces that share weights: length and number of rounds by first piece."""
+        """Find pieces that run in several rounds with the same weights.
+
+        Returns a dict from the index of the first piece to the number of pieces in a round and the
+        number of rounds.
+        """
         keys = [
             tuple((self.node[n].op, self.modules.weights(n)) for n in names) for names in working
         ]
@@ -150,17 +154,18 @@ class Merging:
         looks: Sequence[tuple[str, ...]],
         twin: bool,
     ) -> bool:
-        """Return whether the pieces of a module are one building block.
+        """Return whether the pieces of a module are one block.
 
-        A class of modules shares its children, but not its position. ``several`` below means that
-        the graph has more than one module of the class.
+        Below, ``several`` is True if the graph has more than one module of the class
+        (:meth:`Modules.class_of`).
 
-        - Plain layers are one block if there are several such modules, inside a list, and they are
-          not lists themselves.
-        - Regions next to plain layers are one block if there are several such modules.
-        - Residual regions (attention and feed-forward) are one block if the module is an item of a
-          list and not a list itself. Items of a list are blocks of stages if they are equal, or if
-          other modules do not repeat them (``twin``).
+        - Single layers are one block if there are several modules of the class, the module is in a
+          list, and the module is not a list itself.
+        - Parallel branches and single layers are one block if there are several modules of the
+          class.
+        - Residual branches (attention and feed-forward) are one block if the module is an item of a
+          list. If its pieces are in several items of an inner list, neighbouring pieces must
+          differ, and another module must have equal pieces (``twin``).
         """
         several = self.modules.classes[self.modules.class_of(module)] > 1
         if "residual" in kinds:
@@ -173,7 +178,7 @@ class Merging:
         return several and (set(kinds) == {"parallel", "step"} or (item and not listed))
 
     def _look(self, head: Piece) -> tuple[str, ...]:
-        """Return a piece's operators from its first to its last layer, without the shortcut."""
+        """Return the operators of a piece from its first to its last layer, without shortcut."""
         inside = set(head.nodes) - {head.exit}
         ends = [p for p in self.stream.preds[head.exit] if p in inside and p != head.shortcut]
         # Without its projection, the first block of a stage equals the others.
@@ -185,7 +190,7 @@ class Merging:
         return tuple(base(self.node[n].op) for n in nodes[layers[0] : layers[-1] + 1])
 
     def _claim(self, paths: Sequence[Path]) -> str:
-        """Return the user's block that contains a piece's work, by the innermost module."""
+        """Return the user's block of the innermost module with layers of a piece; else empty."""
         best: Path = ()
         for module in self.claims:
             if len(module) > len(best) and any(under(p, module) for p in paths):

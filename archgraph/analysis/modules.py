@@ -16,7 +16,7 @@ Path: TypeAlias = tuple[str, ...]
 
 
 def path_of(scope: str) -> Path:
-    """Return the module path of a scope.
+    """Return the module path of a dotted name.
 
     >>> path_of("layer1.0"), path_of("")
     (('layer1', '0'), ())
@@ -45,7 +45,7 @@ def is_numbered(part: str) -> bool:
 
 
 def siblings(a: Path, b: Path) -> bool:
-    """Return whether two modules are in different items of one list.
+    """Return whether two modules are in different items of one list of modules.
 
     >>> siblings(("layer1", "0", "conv"), ("layer1", "1")), siblings(("up", "0"), ("down", "0"))
     (True, False)
@@ -58,7 +58,7 @@ def siblings(a: Path, b: Path) -> bool:
 
 
 def unique(names: Iterable[str]) -> list[str]:
-    """Append an ordinal to names that occur more than once.
+    """Append a number to repeated names, so that all names differ.
 
     >>> unique(["l", "l", "m"])
     ['l', 'l~2', 'm']
@@ -72,7 +72,7 @@ def unique(names: Iterable[str]) -> list[str]:
 
 
 class Modules:
-    """Modules whose operators are on a graph's stream, its main path.
+    """Modules with operators on a graph's main stream, the path of the data through the network.
 
     Attributes:
         order: Dict from operator to its index in topological order.
@@ -104,7 +104,11 @@ class Modules:
         self.classes = Counter(map(self.class_of, self._children))
 
     def place(self, name: str) -> Path:
-        """Return the module of an operator: its leaves' module if inside the one that calls it."""
+        """Return the module of an operator: the module of its weights if it is inside the caller.
+
+        The caller is the module in whose forward the operator was traced. If the weights belong
+        elsewhere, or if there are none, the caller is returned.
+        """
         if name not in self._places:
             node = self.graph.node[name]
             scope = path_of(node.scope)
@@ -118,12 +122,12 @@ class Modules:
         return self._places[name]
 
     def class_of(self, module: Path) -> tuple[Path, frozenset[str]]:
-        """Return the properties that modules of one class share: numberless path, and children."""
+        """Return the class of a module: its path without numbers, and the names of its children."""
         pattern = tuple(re.sub(r"\d+", "*", part) for part in module)
         return pattern, frozenset(self._children.get(module, ()))
 
     def weights(self, name: str) -> tuple[str, ...]:
-        """Return the identity of a layer across its uses: its leaves, also through computations."""
+        """Return the parameters of a layer, which are equal for all uses of the same layer."""
         # A product of two results has no leaves, so it is identified by its own name.
         return self.stream.weights(name) or (f"%{name}",)
 
@@ -132,7 +136,10 @@ class Modules:
         return len({self.weights(n) for n in names})
 
     def lists(self, module: Path, path: Path) -> bool:
-        """Return whether a path is in an item of a list in the module, with work in other items."""
+        """Return whether a path is in an item of a list in the module, and other items have layers.
+
+        Layers are operators with weights in the main stream.
+        """
         return any(
             is_numbered(path[k]) and self.work[path[:k]] > self.work[path[: k + 1]]
             for k in range(len(module), len(path))

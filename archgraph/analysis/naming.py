@@ -1,4 +1,4 @@
-"""Names of axes: each axis is named after the first operator or leaf that has it."""
+"""Name axes: each axis gets the name of the first operator or parameter that has it."""
 
 from __future__ import annotations
 
@@ -11,19 +11,18 @@ from archgraph.ops.table import row
 
 
 class Naming:
-    """Names, roles and spans of the variables that remain in solved equations.
+    """Names, roles and spans of axes, which are variables in the solved equations.
 
-    The sides of a weight describe an axis best, so they name axes first, in the order of the
-    operators. The remaining axes are named by the dimensions of leaves: leaves in use first, then
-    constants.
+    An axis is named after the first layer that has it as ``in`` or ``out`` (``fc1.out``). Any other
+    axis is named after a dimension of a parameter or buffer (``embed.weight.1``), or else of a
+    constant.
 
     Attributes:
-        names: Dict from variable to the name of its axis, in the order in which operators use its
-            leaves.
-        roles: Dict from variable to the role that an operator gives it; other variables are
+        names: Dict from variable to the name of its axis, in the order of the first use.
+        roles: Dict from variable to its role, if an operator determines one. Other variables are
             channels.
         spans: Dict from variable to the norms, softmaxes and reductions over it, in order.
-        weighed: Variables of parameters.
+        weighed: Variables that occur in parameters.
     """
 
     def __init__(self, eq: Equations) -> None:
@@ -55,7 +54,7 @@ class Naming:
         self.names = {var: self._names[var] for var in ordered}
 
     def variables(self, layout: Layout) -> tuple[Var, ...]:
-        """Return the variables of a layout; the same tuple for the same layout."""
+        """Return the variables of a layout. Returns the same object for the same layout."""
         layout = self._eq.resolve(layout)
         if isinstance(layout, Var):
             return (layout,)
@@ -68,7 +67,7 @@ class Naming:
         return inside
 
     def _spans(self) -> dict[Var, dict[str, None]]:
-        """Return the operators that run over each variable, with their module."""
+        """Return the norms, softmaxes and reductions over each variable, with their modules."""
         spans: dict[Var, dict[str, None]] = {}
         for layout, name, what in self._eq.spans:
             location = self._eq.graph.node[name].scope or f"%{name}"
@@ -77,7 +76,7 @@ class Naming:
         return spans
 
     def _ordered(self, names: Sequence[str]) -> dict[Var, int]:
-        """Return the index of each variable in the order of some leaves."""
+        """Return a dict from variable to its index in the order of the given leaves."""
         visited: set[int] = set()
         order: dict[Var, int] = {}
         for leaf in dict.fromkeys(names):
@@ -89,7 +88,7 @@ class Naming:
         return order
 
     def _name_sides(self, node: Node) -> None:
-        """Name the axes of an operator's weights by the sides of its row."""
+        """Name the axes of an operator's weights ``in`` and ``out``, as the operator table says."""
         sides = row(node.op).sides
         for argument, value in node.args:
             for item in walk(value) if argument in sides else ():
@@ -103,10 +102,10 @@ class Naming:
         self._name(prefix or last, leaf, self._eq.leaves[leaf], sides)
 
     def _name(self, owner: str, leaf: str, dims: Sequence[Layout], sides: Sequence[str]) -> None:
-        """Name the axes of a tensor by its owner and their sides, or by the leaf's dimensions.
+        """Name the axes of a tensor: ``owner.side``, or for dimensions without side ``leaf.index``.
 
-        A weight that is computed from leaves (weight norm, a scaled kernel) is named after the
-        operator that uses it.
+        The owner of a computed weight (weight norm, a scaled kernel) is the operator that uses the
+        weight.
         """
         for index, layout in enumerate(dims):
             run = self.variables(layout)
@@ -125,7 +124,7 @@ class Naming:
                 self._names[var] = self._fresh(f"{owner}.{role}" if role else stem + part)
 
     def _fresh(self, stem: str) -> str:
-        """Return the stem, with an ordinal if it is already in use."""
+        """Return the name, with a number if it is already in use."""
         count = self._count.get(stem, 0)
         self._count[stem] = count + 1
         return stem if not count else f"{stem}~{count + 1}"

@@ -1,4 +1,4 @@
-"""The outline of a graph: its computation, line by line, without names."""
+"""Write the computation of a graph line by line, without names."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ class Outline(NamedTuple):
     """The computation of an architecture, without names.
 
     Attributes:
-        lines: One line per operator, in order, followed by lines for the leaves that it is the
-            first to use.
-        leaves: Names of the leaves, in the order of their numbers in the lines.
+        lines: One line per operator. Lines for parameters, buffers and constants follow the first
+            operator that uses them.
+        leaves: Names of the parameters, buffers and constants, in the order of their numbers in the
+            lines.
     """
 
     lines: tuple[str, ...]
@@ -37,8 +38,9 @@ class Outline(NamedTuple):
 def outline(graph: ArchGraph) -> Outline:
     """Return the computation of an architecture line by line, without names.
 
-    Two graphs have equal lines if they apply the same operators, connected in the same way, to
-    results and leaves of the same types. Leaves with the same number then correspond.
+    Two graphs have equal lines if they consist of the same operators, connected in the same way,
+    and all results, parameters, buffers and constants have the same types. Parameters with the same
+    number then correspond to each other.
 
     Example:
         >>> from torch import nn, zeros
@@ -79,6 +81,6 @@ def outline(graph: ArchGraph) -> Outline:
         declare(buffer)
         lines.append(f"update {places[buffer]} = {show(replace(value, unnamed))}")
     lines.append(f"return {show(replace(graph.outputs, unnamed))}")
-    for leaf in places:  # unused leaves, which are part of the state as well
+    for leaf in places:  # also unused leaves, because they are part of the state
         declare(leaf)
     return Outline(tuple(lines), tuple(places))

@@ -1,4 +1,4 @@
-"""Cut layouts, leaves and operators to a selection of positions of axes."""
+"""Cut parameters and operators to some positions of axes."""
 
 from __future__ import annotations
 
@@ -16,11 +16,17 @@ from archgraph.layout.layouts import AxisRef, Layout, Prod, Sum, fixed_size, lea
 from archgraph.ops.equations import StatedSizes
 from archgraph.ops.schema import canonical_args
 
-Kept = Mapping[str, np.ndarray]  # remaining positions by axis name; axes without an entry keep all
+# Dict from axis name to the positions that remain. Other axes keep all positions.
+Kept = Mapping[str, np.ndarray]
 
 
 def total(layout: Layout, size: Callable[[Layout], Size]) -> Size:
-    """Return the size of a layout from the sizes of its axes and fixed parts."""
+    """Return the size of a layout.
+
+    Args:
+        layout: The layout of a dimension.
+        size: Function from an axis or fixed number in the layout to its size.
+    """
     match layout:
         case Prod(factors):
             return math.prod(total(factor, size) for factor in factors)
@@ -41,18 +47,18 @@ def size_after(layout: Layout, selection: Mapping[str, Sized]) -> Size:
 
 
 def sizes_after(sizes: StatedSizes, selection: Kept) -> Value:
-    """Return the new value of an argument that states the sizes of layouts."""
+    """Return the new value of an argument that contains sizes of layouts."""
     return restated(sizes, lambda layout: size_after(layout, selection))
 
 
 def appended(solved: Axes, terms: Iterable[str]) -> list[str]:
-    """List the axes of the results that a dense block appends, with repetition."""
+    """List the axes of the results that a dense block appends. An axis may occur repeatedly."""
     layouts = (layout for term in terms for layout in solved.value[term][0])
     return [axis.name for layout in layouts for axis in axis_refs(layout)]
 
 
 def axis_refs(layout: Layout) -> list[AxisRef]:
-    """List the axes of a layout, with repetition."""
+    """List the axes of a layout. An axis may occur repeatedly."""
     return [a for a in leaves(layout) if isinstance(a, AxisRef)]
 
 
@@ -62,7 +68,10 @@ def touched(layout: Layout, selection: Kept) -> bool:
 
 
 def position_shares(layout: Layout, selection: Kept, share: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return one number per remaining position: the product over its axes, 1 by default.
+    """Return one number for each remaining position of a layout.
+
+    The number is the product of the numbers in ``share`` for the position along each axis. Axes
+    that are not in ``share`` count as 1.
 
     >>> layout = Prod((AxisRef("heads", 2), AxisRef("head_dim", 3)))
     >>> position_shares(layout, {"heads": np.array([0, 1, 1])}, {"heads": np.array([1, 0.5, 0.5])})
@@ -83,7 +92,7 @@ def position_shares(layout: Layout, selection: Kept, share: Mapping[str, np.ndar
 
 
 def positions(layout: Layout, selection: Kept) -> np.ndarray:
-    """Return the remaining positions of a dimension: Kronecker for products, blocks for sums.
+    """Return the positions (indices) of a dimension that remain.
 
     >>> layout = Prod((AxisRef("heads", 2), AxisRef("head_dim", 3)))
     >>> positions(layout, {"head_dim": np.array([0, 2])})
@@ -110,7 +119,7 @@ def positions(layout: Layout, selection: Kept) -> np.ndarray:
 
 
 def param_after(solved: Axes, param: Param, selection: Kept) -> Param:
-    """Return a leaf cut to the remaining positions; the same object if nothing is cut."""
+    """Return a parameter, buffer or constant cut to the remaining positions."""
     layouts = solved.leaf[param.name]
     type_ = _type_after(param.type, layouts, selection)
     if type_ is param.type:
@@ -122,7 +131,7 @@ def param_after(solved: Axes, param: Param, selection: Kept) -> Param:
 
 
 def node_after(solved: Axes, node: Node, selection: Kept) -> Node:
-    """Return an operator with the remaining sizes in its results and in stated sizes.
+    """Return an operator with the new sizes in the types of its results and in its arguments.
 
     The operator may be one of the graph, or a replacement with the same name.
     """
@@ -133,7 +142,7 @@ def node_after(solved: Axes, node: Node, selection: Kept) -> Node:
         for key, _ in node.args
         if (node.name, key) in solved.attributes
     }
-    # Arguments are rebuilt only if one changes: most operators stay the same object.
+    # Rebuild arguments only if one changes, because most operators do not change.
     args = node.args
     if any(node.arg(key) != value for key, value in stated.items()):
         by_name = dict(args) | stated

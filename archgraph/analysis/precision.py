@@ -1,8 +1,7 @@
-"""Casts between floating types: found blocks exclude them, and get them back afterwards.
+"""Remove casts between floating types before blocks are found, and add them to blocks afterwards.
 
-A model in bfloat16 computes its norms and softmaxes in float32, with casts before and after. In
-float32 the same casts do nothing and are not in the graph. Both graphs must have the same blocks
-and sections.
+A model in bfloat16 computes its norms and softmaxes in float32, with casts before and after. The
+graph of the same model in float32 has no casts. Both graphs must have the same blocks and sections.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ class Casts:
 
     Attributes:
         graph: The graph.
-        source: Value that each cast converts, by the cast's name: a result or a leaf, looking
-            through other casts.
+        source: Dict from cast to the result or leaf that it converts. For a cast of a cast, it is
+            the value before the first cast.
         plain: The graph without casts and entirely in float32; ``graph`` itself if it has no casts.
     """
 
@@ -60,13 +59,13 @@ class Casts:
         return graph.replace(params=tuple(params), nodes=tuple(nodes))
 
     def restore(self, drafts: Drafts) -> None:
-        """Put the casts into blocks that were found without them.
+        """Add the casts to blocks that were found without them.
 
-        1. A block ends with the casts of its result if its result has another dtype than its entry
-           (for the first block: than its weights) and is only used after a cast back to that dtype.
-        2. A cast inside a region is part of the region. Any other cast is outside the stream, in
-           the first block that it feeds, or else in the block of the value that it converts.
-        3. Entries follow: a block takes the result that the block before it now ends with.
+        1. If the result of a block has another dtype than its input (for the first block: than its
+           weights), and is only used after a cast back to that dtype, the block ends with the cast.
+        2. A cast of a value inside a piece belongs to the piece. Any other cast belongs to the
+           first block that uses its result, or else to the block of the value that it converts.
+        3. If a block now ends with a cast, the cast is the input of the next block.
         """
         if not self.source:
             return
@@ -78,10 +77,10 @@ class Casts:
         )
 
     def _end_blocks(self, drafts: Drafts) -> dict[str, str]:
-        """End blocks with casts back to their entry's dtype; return the last cast by result."""
+        """Apply step 1 of :meth:`restore`; return a dict from result to the last cast of it."""
         ended: dict[str, str] = {}
         for chain in drafts.chains:
-            for d in chain:  # in order: the entry of a block is the end of the one before
+            for d in chain:  # in order: the input of a block is the output of the block before
                 entry, end = drafts.entry(d), drafts.exit(d)
                 dtype = self.graph.node[ended.get(entry, entry)].dtype
                 run = self._back(end, self._weight_dtype(d, dtype) if d is chain[0] else dtype)
@@ -99,7 +98,7 @@ class Casts:
         return next((t.dtype for t in types if _floating(t)), default)
 
     def _distribute(self, flat: list[BlockDraft]) -> dict[str, list[str]]:
-        """Assign the other casts to blocks; return those inside regions by the value converted."""
+        """Apply step 2 of :meth:`restore`; return a dict from value to its casts inside pieces."""
         owner = {n: i for i, d in enumerate(flat) for n in (*d.stream, *d.extra)}
         inner: dict[str, list[str]] = {}
         for node in reversed(self.graph.nodes):  # users before their operands
@@ -116,12 +115,12 @@ class Casts:
         return inner
 
     def _back(self, end: str, dtype: str) -> list[str]:
-        """Return the chain of casts that is the only use of a result and leads to a dtype."""
+        """Return the casts that convert a result to a dtype, if nothing else uses the result."""
         run: list[str] = []
         name = end
         while self.graph.node[name].dtype != dtype:
             users = self.graph.users[name]
-            # Another use would read the result before the cast, so the cast is a step of its own.
+            # If something else uses the result, the block ends with it, not with the cast.
             if len(users) != 1 or users[0] not in self.source or name in self.graph.output_refs():
                 return []
             name = users[0]
@@ -146,7 +145,7 @@ class Casts:
         )
 
     def ends(self, draft: BlockDraft) -> Piece:
-        """Return the last piece of a block before the casts that end it."""
+        """Return the last piece of a block that is not a cast."""
         return next(p for p in reversed(draft.pieces) if p.nodes[-1] not in self.source)
 
 

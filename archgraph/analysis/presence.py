@@ -1,4 +1,4 @@
-"""Operators of a submodel with skipped blocks, determined by the blocks that they need."""
+"""Determine which operators remain in a submodel with skipped blocks."""
 
 from __future__ import annotations
 
@@ -12,18 +12,20 @@ from archgraph.graph.ir import ArchGraph, Ref, per_graph, walk
 from archgraph.graph.passes import reachable
 
 Needs: TypeAlias = frozenset[frozenset[str]]
-"""Sets of blocks; at least one block of every set must be present."""
+"""Condition on a submodel: it must have at least one block of every set."""
 
 
 @dataclass(frozen=True, slots=True)
 class Presence:
-    """The blocks that each operator of a graph needs to be part of a submodel.
+    """Conditions on the blocks of a submodel under which each operator remains.
 
     Attributes:
-        there: Dict from operator to the sets of blocks that it needs.
-        read: Blocks that the operator's result needs, so that at least one reader is present.
-        within: Dict from each operator that is removed with a block to this block.
-        stands_in: Dict from operator to the results of skipped blocks that its result replaces.
+        there: Dict from operator to the condition under which the operator remains.
+        read: Dict from operator to the condition under which another operator uses its result.
+        within: Dict from each operator that is removed with a block to the condition that the block
+            remains.
+        stands_in: Dict from operator to the results of blocks that its result replaces if the
+            blocks are skipped.
     """
 
     there: Mapping[str, Needs]
@@ -35,15 +37,14 @@ class Presence:
 @takes_graph
 @per_graph
 def presence(graph: ArchGraph) -> Presence:
-    """Return the blocks that each operator of a graph needs to be part of a submodel.
+    """Return the conditions under which each operator of a graph remains in a submodel.
 
     From the last operator to the first:
 
-    1. Outputs and updates of buffers are always read.
-    2. A value is read if one of its users is present. If a block is skipped, its bypass is read by
-       the readers of its exit.
-    3. An operator is present if its value is read and its block is present. Inputs are always
-       present.
+    1. Outputs and new values of buffers are always used.
+    2. A value is used if one of its users remains. If a block is skipped, the users of its output
+       use its input instead.
+    3. An operator remains if its value is used and its block remains. Inputs always remain.
     """
     within, stands_in = _parts(graph)
     always = {r.name for r in walk(graph.outputs) if isinstance(r, Ref)}  # 1
@@ -61,14 +62,14 @@ def presence(graph: ArchGraph) -> Presence:
 
 
 def _parts(graph: ArchGraph) -> tuple[dict[str, Needs], dict[str, list[str]]]:
-    """Return the block that each operator vanishes with, and the exits that a bypass replaces."""
+    """Return :attr:`Presence.within` and :attr:`Presence.stands_in`."""
     within: dict[str, Needs] = {}
     stands_in: dict[str, list[str]] = {}
     for block in (block for block in structure(graph).blocks if block.removable):
         listed = bool(block.terms) and not passes_on(graph, block)
         if not listed:
             stands_in.setdefault(block.bypass, []).append(block.exit)
-        # A dense block may prepare the value that it passes on, or end in a list that remains.
+        # Operators of a dense block on its input remain, and its concatenation may remain.
         prepared = reachable([block.bypass], lambda name: graph.node[name].uses(), block.nodes)
         stays = prepared | ({block.exit} if listed else set())
         needs = frozenset({frozenset({block.name})})
@@ -77,7 +78,7 @@ def _parts(graph: ArchGraph) -> tuple[dict[str, Needs], dict[str, list[str]]]:
 
 
 def any_needs(needs: Iterable[Needs]) -> Needs:
-    """Return the needs of something that any of several needs suffices for."""
+    """Return the condition that at least one of several conditions holds."""
     several = list(needs)
     if not several or not all(several):
         return frozenset()
@@ -88,5 +89,5 @@ def any_needs(needs: Iterable[Needs]) -> Needs:
 
 
 def least(sets: Collection[frozenset[str]]) -> Needs:
-    """Remove the sets that contain another one: they follow from it."""
+    """Remove sets that contain another set, because the other set implies them."""
     return frozenset(one for one in sets if not any(other < one for other in sets))

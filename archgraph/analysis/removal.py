@@ -1,4 +1,4 @@
-"""Decide which blocks are removable: those whose input can replace their output."""
+"""Decide which blocks are removable. The input of a removable block can replace its output."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from archgraph.ops.table import growth, multiplied, row
 
 
 class Removal:
-    """Finds which blocks of a graph are removable, and why the others are not."""
+    """Decides which blocks of a graph are removable, and states why other blocks are not."""
 
     def __init__(self, graph: ArchGraph, drafts: Drafts, casts: Casts) -> None:
         self.graph = graph
@@ -28,20 +28,20 @@ class Removal:
         self.outputs = set(refs(graph.outputs))
 
     def obstacle(self, draft: BlockDraft, nodes: Sequence[str], entry: str, end: str) -> str:
-        """Return why a block is not removable; empty if it is."""
+        """Return the reason why a block is not removable; empty if it is removable."""
         if draft.kind == "head":
             return f"computes the output %{end}"
         if not draft.stream or entry == end:
             return "has no operators to remove"
         members, terms = set(nodes), draft.terms(self.graph)
         last, stays = self.casts.ends(draft), {entry, end}
-        if terms and draft.last is last:  # the value that it passes on remains, even if prepared
+        if terms and draft.last is last:  # operators on the input of a dense block remain
             reason = self._kept_term(terms, members, last.entry, end)
             stays.add(last.entry)
         else:
             reason = self._other(entry, end)
             if terms and not reason:  # for example, a mean over a stack
-                reason = f"reduces its input together with the results that it appends in %{end}"
+                reason = f"reduces its input together with its new features in %{end}"
         return (
             self._long_connection(draft, members, entry)
             or self._added(draft, members)
@@ -51,8 +51,8 @@ class Removal:
         )
 
     def _long_connection(self, draft: BlockDraft, members: set[str], entry: str) -> str:
-        """Return the reason if a block takes a value from further up the stream."""
-        # Look through casts on both sides: the entry and its cast are one value.
+        """Return the reason if a block adds a value from before its input."""
+        # Look through casts: the block's input and a cast of it are one value.
         near = members | {entry, self.casts.of(entry)}
         for piece in draft.pieces:
             used = {self.casts.of(u) for n in piece.nodes for u in self.graph.node[n].uses()}
@@ -61,7 +61,7 @@ class Removal:
         return ""
 
     def _added(self, draft: BlockDraft, members: set[str]) -> str:
-        """Return the reason if a sum between the working pieces adds a value used elsewhere."""
+        """Return the reason if an addition outside branches adds a value that is used elsewhere."""
         graph, near = (
             self.graph,
             members | {self.casts.of(p.entry) for p in draft.pieces if p.entry},
@@ -80,12 +80,11 @@ class Removal:
         return ""
 
     def _altered(self, draft: BlockDraft) -> str:
-        """Return the reason if a sum does not add to the block's input itself.
+        """Return the reason if the shortcut scales or moves the block's input.
 
-        Such a block is not the identity if its branch is zero.
-
-        Operators that change values position by position (a norm, a factor of 0.5) are part of the
-        block's work; a projection is judged by its type.
+        Such a block is not the identity if its branch is zero. Elementwise operators and norms on
+        the shortcut are allowed: they are removed with the block. For a projection, only the type
+        of its result matters.
         """
         node = self.graph.node
         for piece in draft.heads:
@@ -97,14 +96,14 @@ class Removal:
             learned = any(any(node[n].leaves()) for n in way)  # a projection
             moves = any(growth(node[n].op).moves for n in way)
             if moves and not learned and node[piece.shortcut].type == node[piece.entry].type:
-                return f"adds to %{piece.shortcut}, which moves positions of the input"
+                return f"has a shortcut, %{piece.shortcut}, which moves positions of the input"
         return ""
 
     def _other(self, entry: str, end: str) -> str:
-        """Return why a block's input cannot replace its output; empty if it can.
+        """Return the reason why a block's input cannot replace its output; empty if it can.
 
-        Both must have one type. Neither may have a fixed dimension where the other has an axis that
-        can be cut. Their axes need not be the same; otherwise, no block of a plain chain (VGG)
+        Both must have the same type. If a dimension of one of them is a free axis, the dimension of
+        the other must not be fixed. The axes may differ; otherwise, no block without shortcut (VGG)
         would be removable.
         """
         a, b = self.graph.node[entry], self.graph.node[end]
@@ -115,36 +114,36 @@ class Removal:
         for i, (x, y) in enumerate(zip(solved[entry][0], solved[end][0], strict=True)):
             # A later cut would make one of them narrower than the other.
             if self._frozen(x, y) or self._frozen(y, x):
-                return f"dimension {i} is {x} before it and {y} after it"
+                return f"dimension {i} is {x} in its input and {y} in its output"
         return ""
 
     def _leak(
         self, nodes: Sequence[str], going: Iterable[str], end: str, terms: Sequence[str]
     ) -> str:
-        """Return the reason if a result inside a block is needed outside of it.
+        """Return the reason if an operator outside a block uses a result inside it.
 
         Args:
             nodes: The block's operators.
-            going: Operators of the stream that vanish with the block, except its last one.
-            end: Its last operator.
-            terms: Results that it appends.
+            going: Operators of the main stream that are removed with the block, except ``end``.
+            end: The operator that computes the block's output.
+            terms: Results that a dense block appends.
         """
         graph, members = self.graph, set(nodes)
         starts = (n for n in going if graph.node[n].op != "input")
-        # Outside the stream, operators that take one of these results lose their operand.
+        # Operators outside the stream that use one of these results are removed as well.
         leaking = reachable(starts, graph.users.__getitem__, members - {end})
         for name in filter(leaking.__contains__, nodes):
             if name in self.outputs:
                 return f"%{name} inside it is an output"
             outside = [u for u in graph.users[name] if u not in members]
-            if name in terms:  # every later list with this term drops it
+            if name in terms:  # later concatenations drop this result
                 outside = [u for u in outside if name not in self._lists(u, graph.node[end].op)]
             if outside:
                 return f"%{name} inside it is also used by %{outside[0]}"
         return ""
 
     def _frozen(self, data: Layout, other: Layout) -> bool:
-        """Return whether a dimension without a channel axis would replace one that can be cut."""
+        """Return whether a fixed dimension would replace one that has a free axis."""
         return not _axes_in(data) and not self._free.isdisjoint(_axes_in(other))
 
     @functools.cached_property
@@ -152,13 +151,13 @@ class Removal:
         return frozenset(a.name for a in axes(self.graph).free)
 
     def _lists(self, name: str, op: str) -> frozenset[str]:
-        """Return the list items that an operator joins; empty if its kind is not ``op``."""
+        """Return the list items of an operator; empty if it is not the operator ``op``."""
         if name not in self._listed:
             self._listed[name] = frozenset(list_items(self.graph.node[name]))
         return self._listed[name] if self.graph.node[name].op == op else frozenset()
 
     def _kept_term(self, terms: Sequence[str], members: set[str], passed: str, end: str) -> str:
-        """Return why the width that a dense block appends cannot be removed; empty if it can."""
+        """Return the reason why a dense block's features cannot be removed; empty if they can."""
         solved = axes(self.graph)
         stream = _axes_in(*solved.value[passed][0])
         for name in terms:
@@ -169,10 +168,10 @@ class Removal:
                 if axis not in self._free:
                     return f"appends {ref}, which is pinned: {solved[axis].reason}"
                 if axis in stream:
-                    return f"appends {ref}, which its input also has"
+                    return f"appends features with the axis {ref}, which its input also has"
                 for leaf in self._alone.get(axis, ()):
                     if not members.issuperset(self.graph.leaf_users[leaf]):
-                        return f"appends {ref}, which {leaf} needs"
+                        return f"appends {ref}, without which {leaf} is empty"
                 for node in self._nothing_else.get(axis, ()):
                     if node not in members:
                         return f"appends {ref}, without which %{node} is empty"
@@ -180,21 +179,21 @@ class Removal:
 
     @functools.cached_property
     def _alone(self) -> Mapping[str, list[str]]:
-        """Leaves with a dimension that would be empty without an axis, by axis."""
+        """Dict from axis to the leaves with a dimension that would be empty without the axis."""
         return _needing(axes(self.graph).leaf)
 
     @functools.cached_property
     def _nothing_else(self) -> Mapping[str, list[str]]:
-        """Operators with a result that would be empty without an axis, by axis."""
+        """Dict from axis to the operators whose result would be empty without the axis."""
         values = axes(self.graph).value
         return _needing({n: [d for dims in results for d in dims] for n, results in values.items()})
 
 
 def _needing(layouts: Mapping[str, Sequence[Layout]]) -> dict[str, list[str]]:
-    """Return, for each axis, the owners of dimensions that would be empty without it."""
+    """Return a dict from axis to the owners of dimensions that would be empty without the axis."""
     needing: dict[str, list[str]] = {}
     for owner, dims in layouts.items():
-        # An axis that is a factor of every product that the size sums.
+        # The size of a dimension is a sum of products. Select axes that are in all of them.
         always = (frozenset.intersection(*map(frozenset, products_of(d))) for d in dims)
         for name in frozenset[str]().union(*always):
             needing.setdefault(name, []).append(owner)
@@ -202,5 +201,5 @@ def _needing(layouts: Mapping[str, Sequence[Layout]]) -> dict[str, list[str]]:
 
 
 def _axes_in(*layouts: Layout) -> dict[str, AxisRef]:
-    """Return the axes of layouts by name, in order."""
+    """Return a dict from name to axis with the axes of layouts, in order."""
     return {axis.name: axis for layout in layouts for axis in axis_refs(layout)}

@@ -1,4 +1,4 @@
-"""Roles of parts of a graph: weights, the head, features, label rows."""
+"""Find parts of a graph by their role: weights of layers, the head, features, exits, label rows."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from archgraph.ops.table import row
 
 @per_graph
 def weight_operands(graph: ArchGraph) -> Mapping[str, frozenset[str]]:
-    """Return the parameters (two or more dimensions) that each weighted operator multiplies with.
+    """Return a dict from each layer to the parameters by which it multiplies its input.
 
-    An operator uses them directly or through operators on parameters alone (a transposed or split
-    weight). Biases, norm parameters, position tables and class tokens do not count. Operators
-    without such parameters are omitted.
+    A layer may use a parameter directly, or a transposed or split parameter. Only parameters with
+    two or more dimensions count, and no biases, parameters of norms, position tables or class
+    tokens. Operators without such parameters are not in the dict.
     """
     alone = fixed(graph)
     result = {}
@@ -41,10 +41,10 @@ def weight_operands(graph: ArchGraph) -> Mapping[str, frozenset[str]]:
 
 @per_graph
 def head(graph: ArchGraph) -> tuple[str, str] | None:
-    """Return the last operator that multiplies by a weight, and the result that it multiplies.
+    """Return the last operator that multiplies by a weight, and the operator of its input.
 
-    For a classifier: its last layer and the features of the last hidden layer. None if no operator
-    multiplies a result with a weight.
+    For a classifier, these are its last layer and the features of the last hidden layer. Returns
+    None if no operator multiplies a result by a weight.
 
     Example:
         >>> from torch import nn, zeros
@@ -65,7 +65,7 @@ def head(graph: ArchGraph) -> tuple[str, str] | None:
 
 @per_graph
 def fixed(graph: ArchGraph) -> Mapping[str, frozenset[str]]:
-    """Return a dict from each result that does not depend on inputs to the leaves that it uses."""
+    """Return a dict from each result that does not depend on inputs to the leaves it depends on."""
     fixed: dict[str, frozenset[str]] = {}
     for node in graph.nodes:
         if node.op != "input" and all(used in fixed for used in node.uses()):
@@ -76,7 +76,9 @@ def fixed(graph: ArchGraph) -> Mapping[str, frozenset[str]]:
 @takes_graph
 @per_graph
 def layer_weights(graph: ArchGraph) -> frozenset[str]:
-    """Return the parameters with two or more dimensions that a weighted operator multiplies with.
+    """Return the names of the parameters by which layers multiply their inputs.
+
+    Only parameters with two or more dimensions count, and no parameters of norms.
 
     Example:
         >>> from torch import nn, zeros
@@ -91,7 +93,7 @@ def layer_weights(graph: ArchGraph) -> frozenset[str]:
 @takes_graph
 @per_graph
 def frozen(graph: ArchGraph) -> frozenset[str]:
-    """Return the parameters that are not trained, so that their state entries never change.
+    """Return the names of the parameters that are not trained (``requires_grad=False``).
 
     Example:
         >>> from torch import nn, zeros
@@ -107,10 +109,11 @@ def frozen(graph: ArchGraph) -> frozenset[str]:
 @takes_graph
 @per_graph
 def with_features(graph: ArchGraph) -> ArchGraph:
-    """Return a graph with two outputs: the original ones, and the last hidden layer's features.
+    """Return the graph with the features of the last hidden layer as an additional output.
 
-    Features are the result that :func:`head` is applied to; without a head, the output tuple
-    contains only the original outputs.
+    The new output is a tuple of the original outputs and the features, which are the input of the
+    last layer (:func:`head`). If the graph has no such layer, the tuple contains only the original
+    outputs.
 
     Example:
         >>> from torch import nn, zeros
@@ -129,10 +132,10 @@ def with_features(graph: ArchGraph) -> ArchGraph:
 @takes_graph
 @per_graph
 def exits(graph: ArchGraph) -> tuple[str, ...]:
-    """Return the names of a network's exits, from the shallowest to the deepest.
+    """Return the names of a network's early exits and its main output, the shallowest first.
 
-    An exit is deeper if more operators lead to it; among equally deep exits, the main one is last.
-    Empty if the outputs have no names.
+    An exit is deeper if it depends on more operators. Among equally deep exits, ``main`` is last.
+    Returns an empty tuple if the outputs have no names.
 
     Example:
         >>> from torch import nn, zeros
@@ -154,10 +157,10 @@ def exits(graph: ArchGraph) -> tuple[str, ...]:
 
 @takes_graph
 def label_rows(graph: ArchGraph, classes: int) -> tuple[str, ...]:
-    """Return the leaves with one row per label: the classifier's, and token embeddings.
+    """Return the parameters with one row per label: the classifier's, and token embeddings.
 
-    A leaf counts if its first dimension is the class axis of an output, or if integer inputs of an
-    operator index its rows and it has as many rows as there are classes.
+    These are the parameters with ``classes`` rows whose first dimension is a dimension of an
+    output, or whose rows are indexed by integers.
 
     Args:
         graph: The architecture.
@@ -184,15 +187,15 @@ def label_rows(graph: ArchGraph, classes: int) -> tuple[str, ...]:
 
 
 def _dims(solved: Axes, names: Iterable[str]) -> set[Layout]:
-    """Return the layouts of all dimensions of some operators' results."""
+    """Return the layouts of all dimensions of the results of some operators."""
     return {d for name in names for result in solved.value[name] for d in result}
 
 
 def _addressed(graph: ArchGraph, leaf: str, rows: Layout) -> bool:
-    """Return whether integers index the rows of a leaf."""
+    """Return whether an operator indexes the rows of a parameter with integers."""
     for user in graph.leaf_users[leaf]:
         operands = [*graph.node[user].uses()]
-        # Indexing consumes the rows: neither the result nor the indices have them.
+        # If rows are indexed, neither the result nor the indices have the dimension of the rows.
         integers = any(graph.node[o].dtype.startswith("int") for o in operands)
         if integers and rows not in _dims(axes(graph), [user, *operands]):
             return True

@@ -11,7 +11,7 @@ from archgraph.analysis.blocks import Drafts
 from archgraph.analysis.draft import BlockDraft
 from archgraph.analysis.modules import common, is_numbered, siblings
 
-# Number of kinds of blocks that may alternate: attention and feed-forward; a decoder has three.
+# Numbers of kinds of blocks that may alternate, such as 2 for attention and feed-forward.
 PERIODS = (1, 2, 3, 4)
 SectionKind = Literal["stem", "stage", "transition", "head"]
 
@@ -25,7 +25,10 @@ class Group(NamedTuple):
 
 
 def sections(drafts: Drafts) -> list[Group]:
-    """Return the sections of the towers, then of the main stream; further outputs come last."""
+    """Return the sections of the encoders (towers), then of the main stream.
+
+    Blocks of additional outputs are in the last section.
+    """
     groups: list[Group] = []
     for tower in drafts.chains[:-1]:
         groups += _given(drafts, tower) or _tower(drafts, tower)
@@ -39,11 +42,11 @@ def sections(drafts: Drafts) -> list[Group]:
 
 
 def _given(drafts: Drafts, blocks: list[BlockDraft]) -> list[Group]:
-    """Return the user's sections and those in between; empty if the user has none.
+    """Return the user's sections and the sections between them; empty if there are none.
 
-    A section without a list of blocks owns the blocks whose layers (without any: operators) are in
-    its module. It is a stem before all listed blocks and a head after them. If no section lists
-    blocks, it has the kind that its blocks would have without the user's names.
+    A section without a list of blocks consists of the blocks whose layers are in its module. (For a
+    block without layers, its operators count.) The kind of a section is the kind of its blocks in
+    the sections that :func:`_unnamed` returns.
     """
     listed = {b: s for s, names in drafts.graph.sections for b in names}
     owners = [listed.get(d.user_block) or _section(drafts, d) for d in blocks]
@@ -63,7 +66,10 @@ def _given(drafts: Drafts, blocks: list[BlockDraft]) -> list[Group]:
 
 
 def _unnamed(drafts: Drafts, blocks: list[BlockDraft]) -> list[Group]:
-    """Return stem, listed blocks and head; if the user listed none, the sections that are found."""
+    """Return the sections of a chain as if the user had given no names.
+
+    If the user listed blocks, all blocks from the first to the last listed one form one stage.
+    """
     mine = [i for i, d in enumerate(blocks) if d.user_block]
     if not mine:
         return _framed(*_parts(drafts, blocks))
@@ -79,14 +85,14 @@ def _section(drafts: Drafts, block: BlockDraft) -> str:
 def _framed(
     stem: list[BlockDraft], stages: list[Group], head: list[BlockDraft], tower: bool = False
 ) -> list[Group]:
-    """Return a stem, stages and a head; in a tower, stem and head are named after modules."""
+    """Return a stem, stages and a head. In a tower, stem and head are named after modules."""
     first = [Group(_title(stem) if tower else "stem", "stem", stem)] if stem else []
     last = [Group(_title(head) if tower else "head", "head", head)] if head else []
     return [*first, *stages, *last]
 
 
 def _tower(drafts: Drafts, blocks: list[BlockDraft]) -> list[Group]:
-    """Return the sections of a tower; a tower without building blocks is a stem."""
+    """Return the sections of a tower. A tower that consists of single layers is one stem."""
     complete = any(d.whole for d in blocks)
     return _framed(*(_parts(drafts, blocks) if complete else (blocks, [], [])), tower=True)
 
@@ -101,12 +107,12 @@ def _parts(
 ) -> tuple[list[BlockDraft], list[Group], list[BlockDraft]]:
     """Return stem, stages and head of a chain.
 
-    A single block at either end that shares nothing with the stages is not a stage.
+    A stage at either end that is a single block and differs from all others joins stem or head.
     """
     begin, end = _middle(drafts, blocks)
     stem, head = blocks[:begin], blocks[end:]
     stages = _stages(blocks[begin:end])
-    # At least one stage remains, even if its neighbours share nothing with it.
+    # At least one stage remains, even if it differs from its neighbours.
     while len(stages) > 1 and _stranger(stages[0], stages[1:]):
         stem = [*stem, *stages.pop(0).blocks]
     while len(stages) > 1 and _stranger(stages[-1], stages[:-1]):
@@ -115,7 +121,10 @@ def _parts(
 
 
 def _stranger(group: Group, others: Sequence[Group]) -> bool:
-    """Return whether a section is one block that is unlike all others and not in their list."""
+    """Return whether a section is a single block that differs from all others.
+
+    The block must also not be in the same list of modules as another block.
+    """
     (first, *more) = group.blocks
     return not more and not any(
         (d.spine == first.spine and _branched(d) == _branched(first))
@@ -131,17 +140,17 @@ def _branched(draft: BlockDraft) -> bool:
 
 
 def _transitions(stages: list[Group]) -> list[Group]:
-    """Turn the transition between two stages into a section of its own.
+    """Mark the stages that are transitions between two stages, and join neighbouring transitions.
 
-    A transition is one block: a plain layer that differs from its neighbours, or a block that
+    A transition is one block: a single layer that differs from its neighbours, or a block that
     changes the resolution to that of the next stage.
     """
     groups: list[Group] = []
     for before, group, after in zip(stages, stages[1:], stages[2:], strict=False):
         (block, *more) = group.blocks
         left, right = before.blocks[-1], after.blocks[0]
-        # A building block as a transition has the resolution of the next stage. A plain layer as a
-        # transition has work that neither stage repeats.
+        # A block of several layers must have the resolution of the next stage. A single layer must
+        # differ from the layers of both stages.
         if block.whole:
             leads = block.out != left.out and block.out == right.out
         else:
@@ -161,9 +170,9 @@ def _transitions(stages: list[Group]) -> list[Group]:
 def _middle(drafts: Drafts, blocks: list[BlockDraft]) -> tuple[int, int]:
     """Return the indices at which the stages begin and end.
 
-    Stages reach from the first to the last building block, including the levels of an
-    encoder–decoder. In a plain chain they reach from the start to the point where the image or
-    sequence collapses, or to the last layer.
+    Stages reach from the first to the last block with several layers, including the levels of an
+    encoder–decoder. In a chain of single layers, they reach from the start to the layer where the
+    number of dimensions drops (pooling, flattening), or to the last layer.
     """
     complete, ends = [i for i, d in enumerate(blocks) if d.whole], _ends_of_levels(blocks)
     if not (complete or ends):
@@ -178,16 +187,16 @@ def _middle(drafts: Drafts, blocks: list[BlockDraft]) -> tuple[int, int]:
 
 
 def _ends_of_levels(blocks: Sequence[BlockDraft]) -> list[int]:
-    """Return the blocks at which levels of an encoder–decoder end, with their skip connections."""
+    """Return the indices of blocks at which skip connections of an encoder–decoder start or end."""
     levels = {p.level for d in blocks for p in d.pieces if p.level}
     ends = [i for i, d in enumerate(blocks) if any(p.level for p in d.pieces)]
     return ends + [i for i, d in enumerate(blocks) if not levels.isdisjoint(d.stream)]
 
 
 def _plain_middle(drafts: Drafts, blocks: Sequence[BlockDraft]) -> tuple[int, int]:
-    """Return the indices at which the stages of a chain without building blocks begin and end."""
+    """Return the indices at which the stages of a chain of single layers begin and end."""
     begin = 0 if blocks and blocks[0].heads else min(1, len(blocks))
-    # The rank drops where an image or sequence collapses.
+    # The number of dimensions drops where an image or sequence is pooled or flattened.
     ranks = [len(drafts.graph.node[drafts.exit(d)].shape) for d in blocks]
     falls = [i for i in range(begin + 1, len(ranks)) if ranks[i] < ranks[i - 1]]
     end = falls[-1] if falls else max(len(blocks) - 1, begin)
@@ -195,7 +204,7 @@ def _plain_middle(drafts: Drafts, blocks: Sequence[BlockDraft]) -> tuple[int, in
 
 
 def _stages(blocks: Sequence[BlockDraft]) -> list[Group]:
-    """Return maximal runs of blocks with the same result and repeating bodies, named by module."""
+    """Divide blocks into stages: maximal runs of blocks with equal results and repeating bodies."""
     items = _by_module(blocks)
     runs: list[list[list[BlockDraft]]] = []
     while items:
@@ -219,13 +228,13 @@ def _stages(blocks: Sequence[BlockDraft]) -> list[Group]:
 
 
 def _by_module(blocks: Sequence[BlockDraft]) -> list[list[BlockDraft]]:
-    """Group neighbouring blocks that are parts of one module and have the same result."""
+    """Group neighbouring blocks that are parts of one module and have equal results."""
     groups = itertools.groupby(blocks, key=lambda d: (d.unit, d.out) if d.unit else id(d))
     return [list(items) for _, items in groups]
 
 
 def _split(run: list[list[BlockDraft]]) -> list[list[list[BlockDraft]]]:
-    """Split a run over several modules that each repeat a body into one section per module."""
+    """Split a run into one stage per module, if one of the modules repeats a body."""
     size = len(common(item[0].unit for item in run)) + 1
     groups = itertools.groupby(run, key=lambda item: item[0].unit[:size])
     parts = [list(items) for _, items in groups]
@@ -235,7 +244,7 @@ def _split(run: list[list[BlockDraft]]) -> list[list[list[BlockDraft]]]:
 
 
 def _repeats(items: Sequence[Sequence[BlockDraft]], period: int) -> int:
-    """Count the leading items that repeat with a period; 1 if only the first does."""
+    """Count the leading items that repeat with a period; 1 if they do not repeat."""
     size = 1
     while size < len(items):
         same_result = all(d.out == items[0][0].out for d in items[size])
@@ -251,7 +260,8 @@ def _repeats(items: Sequence[Sequence[BlockDraft]], period: int) -> int:
 def _similar(before: Sequence[BlockDraft], after: Sequence[BlockDraft], first: bool) -> bool:
     """Return whether two items have the same body.
 
-    The last item may be incomplete. The first may be a transition, or prepare what all others use.
+    ``after`` may be incomplete, as the last item of a run. If ``first`` is True, only the layers
+    are compared, because the first item of a run may be a transition.
     """
     if len(after) > len(before):
         return False

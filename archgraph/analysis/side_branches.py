@@ -1,8 +1,8 @@
-"""Adapters: small branches of two layers parallel to, or after, a layer.
+"""Find adapters: small branches of two layers parallel to, or after, a layer.
 
-A *low-rank* branch (LoRA) takes the input of its base layer, a *bottleneck* takes the base's
-result. Both are recognised by their form, whichever library added them; for example, PEFT adapters
-are found in a traced model.
+A low-rank adapter (LoRA) takes the input of its base layer. A bottleneck adapter takes the result
+of its base layer. Both are recognised by their operators, so adapters that PEFT added are found in
+a traced model.
 """
 
 from __future__ import annotations
@@ -24,21 +24,22 @@ V = TypeVar("V", bound=Value)
 
 @dataclass(frozen=True, slots=True)
 class SideBranch:
-    """Two consecutive layers whose result is added to that of a base operator.
+    """An adapter: two consecutive layers whose result is added to the result of a base operator.
 
     Attributes:
-        total: The sum.
-        base: The operator to whose result the branch is added.
-        layer: The operator with the weight: the base, or the one whose rows the base reshapes.
-        nodes: Operators that belong to the branch alone, in topological order.
+        total: The operator that adds the two results.
+        base: The operator to whose result the adapter's result is added.
+        layer: The adapted layer: ``base``, or the layer before it if ``base`` is a reshape.
+        nodes: Operators of the adapter, without ``total``, in topological order.
         down: Weight of the first layer.
-        rank_dim: Dimension of ``down`` that counts the first layer's outputs; 1 for an embedding.
+        rank_dim: Dimension of ``down`` whose size is the rank.
         up: Weight of the second layer.
-        scale: Factor by which their result is multiplied.
-        low_rank: Whether the layers take the base's input and nothing is between them.
-        weight: The base's weight, which a low-rank branch changes by the product of its layers.
-            Empty if that weight is computed, or if anything but a dropout precedes the layers.
-        transposed: Whether that weight is [in, out].
+        scale: Factor by which the adapter's result is multiplied.
+        low_rank: True for a low-rank adapter, whose layers take the base layer's input and have no
+            operator between them.
+        weight: Weight of the base layer, into which a low-rank adapter can be merged. Empty if this
+            weight is computed, or if an operator other than dropout precedes the adapter's layers.
+        transposed: Whether ``weight`` has the shape [in, out].
     """
 
     total: str
@@ -56,7 +57,7 @@ class SideBranch:
 
 @per_graph
 def side_branches(graph: ArchGraph) -> tuple[SideBranch, ...]:
-    """Return the adapters of a graph, in topological order of their sums.
+    """Return the adapters of a graph, in topological order.
 
     Args:
         graph: Any graph.
@@ -79,12 +80,12 @@ def side_branches(graph: ArchGraph) -> tuple[SideBranch, ...]:
 
 
 def low_rank_branches(graph: ArchGraph) -> list[SideBranch]:
-    """Return the low-rank adapters of a graph, in topological order of their sums."""
+    """Return the low-rank adapters of a graph, in topological order."""
     return [branch for branch in side_branches(graph) if branch.low_rank]
 
 
 class _Layer(NamedTuple):
-    """A linear map: its input, and its weight and bias; empty if they are computed."""
+    """A linear layer: its input, and its weight and bias, which are empty if they are computed."""
 
     input: Value = None
     weight: str = ""
@@ -93,7 +94,7 @@ class _Layer(NamedTuple):
 
     @classmethod
     def of(cls, node: Node) -> _Layer:
-        """Return an operator as a linear map; all fields are empty for any other operator."""
+        """Return an operator as a linear layer; all fields are empty for other operators."""
         fact = row(node.op).linear_map
         if fact is None:
             return cls()
@@ -104,15 +105,16 @@ class _Layer(NamedTuple):
 
 
 def _branch(graph: ArchGraph, total: Node, base: Ref, branch: Ref) -> SideBranch | None:
-    """Return the adapter whose result a sum adds to a base, if there is one.
+    """Return the adapter whose result the operator ``total`` adds to a base; None if there is none.
 
-    1. The base may reshape the rows of a linear map whose input is flattened (GPT-2).
+    1. The base may be a reshape of the result of a linear layer whose input is flattened (GPT-2).
     2. Go back from the branch, through operators with one operand and one use, to the base's result
-       or its input.
-    3. These operators are two linear maps, products with numbers, and pointwise operators.
-    4. From the base's own input: a low-rank branch, if nothing is between the maps.
-    5. From the base's result: a bottleneck, if the sum is in turn one operand of a sum. A block of
-       a residual perceptron has the same form, but its result is the stream.
+       or input.
+    3. These operators must be two linear layers, products with numbers, and elementwise operators.
+    4. If the branch starts at the base's input and no operator is between the layers, it is a
+       low-rank adapter.
+    5. If the branch starts at the base's result, and the sum is in turn added to another value, it
+       is a bottleneck adapter. Without this condition, blocks of residual MLPs would be adapters.
     """
     node, factor = graph.node[base.name], _factor(total, branch)
     if base.name in graph.output_refs() or total.types != node.types:
@@ -143,7 +145,7 @@ def _branch(graph: ArchGraph, total: Node, base: Ref, branch: Ref) -> SideBranch
 
 
 def _reshaped(graph: ArchGraph, value: V) -> V | Ref:
-    """Return the operand of a reshape that keeps the last dimension; otherwise the value itself."""
+    """Return the operand of a reshape that keeps the last dimension; otherwise ``value``."""
     node = graph.node[value.name] if isinstance(value, Ref) else None
     source = node.arg("self") if node and node.op == "aten.reshape" else None
     if node and isinstance(source, Ref) and graph.node[source.name].shape[-1:] == node.shape[-1:]:
@@ -152,7 +154,7 @@ def _reshaped(graph: ArchGraph, value: V) -> V | Ref:
 
 
 def _factor(total: Node, branch: Ref) -> float | None:
-    """Return a sum's factor for a branch; None if it is not a number, or scales the base."""
+    """Return the factor of a branch in an addition; None if it is unknown or scales the base."""
     alpha = total.arg("alpha", 1)
     if isinstance(alpha, (int, float)) and (alpha == 1 or total.arg("other") == branch):
         return alpha
@@ -160,9 +162,9 @@ def _factor(total: Node, branch: Ref) -> float | None:
 
 
 def _way_back(graph: ArchGraph, end: Ref, starts: Collection[Value]) -> tuple[list[Node], Ref]:
-    """Return the operators from a result back to one of ``starts``, and that start.
+    """Return the operators from a result back to one of ``starts``, and this start.
 
-    The last operator comes first. The list is empty if the path forks.
+    The list is empty if the path forks.
     """
     nodes, outputs = list[Node](), graph.output_refs()
     while end not in starts:
@@ -176,14 +178,15 @@ def _way_back(graph: ArchGraph, end: Ref, starts: Collection[Value]) -> tuple[li
 
 
 def _two_layers(nodes: Sequence[Node]) -> tuple[_Layer, _Layer, Sequence[float], bool, bool] | None:
-    """Read a chain of operators, the last one first, as two layers; None if it is not that.
+    """Read a chain of operators, the last one first, as the two layers of an adapter.
 
-    In this order: products with numbers, a linear map, pointwise operators, a linear map, and
-    pointwise operators (a dropout).
+    In this order, the chain must have: products with numbers, a linear layer, elementwise
+    operators, a linear layer, and elementwise operators (a dropout).
 
     Returns:
-        The first layer; the second layer; the numbers; whether the layers have no biases and
-        nothing is between them; whether nothing but dropouts precedes them.
+        The first layer; the second layer; the numbers; whether the layers have no biases and no
+        operator between them; whether only dropouts precede them. None if the chain has other
+        operators.
     """
     maps = [i for i, node in enumerate(nodes) if _Layer.of(node).weight]
     if len(maps) != 2:
@@ -200,7 +203,10 @@ def _two_layers(nodes: Sequence[Node]) -> tuple[_Layer, _Layer, Sequence[float],
 
 
 def _is_operand(graph: ArchGraph, total: Node) -> bool:
-    """Return whether another sum uses a sum's result, through pointwise operators alone."""
+    """Return whether the result of an addition is added to another value.
+
+    Elementwise operators may be between the two additions.
+    """
     users = graph.users[total.name]
     while len(users) == 1:
         user = graph.node[users[0]]
@@ -228,9 +234,9 @@ def product_of(branch: SideBranch, up: Tensor, down: Tensor, shape: Sequence[int
 def without(
     graph: ArchGraph, branches: Iterable[SideBranch]
 ) -> tuple[ArchGraph, dict[str, list[str]]]:
-    """Return a graph without some adapters, and the removed operators by sum.
+    """Return a graph without some adapters, and a dict from each ``total`` to removed operators.
 
-    The base operator takes the place and the name of the sum.
+    The base operator gets the place and the name of ``total``.
     """
     gone: dict[str, list[str]] = {}
     nodes = dict(graph.node)

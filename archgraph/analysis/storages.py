@@ -1,4 +1,4 @@
-"""Tensors of a training step that share memory: views, and copies that an operator must make."""
+"""Find which tensors of a training step share memory, and which operands must be copied."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from archgraph.ops.schema import from_atom, op_schema, torch_dtype
 from archgraph.ops.table import backward
 
 Storage: TypeAlias = "tuple[str, int] | Leaf"
-"""Identity of memory: the result (operator and index) or the leaf that it was allocated for."""
+"""The tensor for which memory was allocated: a result (operator and index) or a leaf."""
 
 
 @dataclass(frozen=True)
@@ -34,19 +34,19 @@ class Storages:
     """The memory of every value of a graph.
 
     Attributes:
-        tensors: Meta tensors by operator or leaf.
-        owners: Owner of each tensor's memory, by its address.
+        tensors: Dict from operator or leaf to its meta tensors.
+        owners: Dict from the address of memory to the tensor for which it was allocated.
     """
 
     tensors: dict[Ref | Leaf, tuple[Tensor, ...]] = dataclasses.field(default_factory=dict)
     owners: dict[int, Storage] = dataclasses.field(default_factory=dict)
 
     def of(self, value: Ref | Leaf, index: int = 0) -> Storage:
-        """Return the memory of a value."""
+        """Return the tensor for which the memory of a value was allocated."""
         return self.owners[_address(self.tensors[value][index])]
 
     def copied(self, value: Ref | Leaf, trailing: int) -> bool:
-        """Return whether flattening a value to one dimension before the trailing ones copies it."""
+        """Return whether flattening all but the ``trailing`` last dimensions copies a value."""
         (tensor, *_) = self.tensors[value]
         if tensor.dim() <= trailing + 1:
             return False
@@ -56,9 +56,9 @@ class Storages:
 def storages(graph: ArchGraph, batch: int) -> Storages:
     """Return the memory of every value of a graph in one mode.
 
-    1. A view shares its operand's memory. PyTorch decides which calls are views, when called with
-       meta tensors, which have sizes and strides but no data. The same holds for the memory format
-       of results of pointwise operators.
+    1. Operators that may return views, and elementwise operators, are called on meta tensors, which
+       have sizes and strides but no data. PyTorch then decides whether the result is a view, and
+       which memory format it has.
     2. Other results are contiguous, unless the operator table names an operand whose memory format
        they have.
     """
@@ -95,7 +95,7 @@ def _results(result: Storages, node: Node, sizes: Mapping[str, int]) -> tuple[Te
 
 
 def _follows(op: str) -> bool:
-    """Return whether an operator returns views, or results in its operands' memory format."""
+    """Return whether an operator may return views, or keeps the memory format of its operands."""
     overload = op_schema(op).overload
     arguments = overload._schema.arguments
     view = bool(arguments) and arguments[0].alias_info is not None

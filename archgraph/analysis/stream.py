@@ -1,11 +1,14 @@
-"""The main stream: the chain of cut nodes that carries the data from an input to the output.
+"""Find the main stream of a graph: the operators that carry the data from an input to the output.
 
-Masks, position indices, bias tables and conditioning are not part of it. The stream consists of the
-operators that are downstream of *one* source and of parameters, and lead to the deepest output in
-evaluation. A source is an input, or a learned value to which branches are added (queries). A sum
-belongs to the stream of the operand that a branch is added to, not to the streams that the branch
-reads, because two streams may read each other in turn. A node on every path of the stream is a *cut
-node*. One pass finds them: a node is a cut exactly if no edge jumps over it in topological order.
+The stream starts at one source: an input, or a learned value to which branches are added (queries).
+It consists of the operators that depend on the source and on parameters, and that lead to the
+deepest output in evaluation. Masks, position indices, bias tables and conditioning are not part of
+the stream. An addition of a branch belongs to the stream of the value to which the branch is added,
+not to the stream that the branch reads, because two streams may read each other in turn.
+
+A *cut node* is a node that every path of the stream passes. A node is a cut node if no edge jumps
+over it in topological order, so one pass finds all of them. A *piece* of the stream consists of the
+nodes between two neighbouring cut nodes.
 """
 
 from __future__ import annotations
@@ -29,17 +32,19 @@ class Piece:
     """The operators between two neighbouring cut nodes, including the second one.
 
     Attributes:
-        nodes: Its operators in topological order; the last one is ``exit``.
-        entry: Cut node whose value it consumes; empty at the start of the stream.
-        exit: Cut node whose value it computes.
-        kind: ``step`` (one operator), or a region: ``residual`` (ends by adding the carried entry),
-            ``dense`` (ends by appending to the entry), ``parallel`` (anything else).
-        shortcut: The value that a region passes on parallel to its body. For a residual, the
-            operand of the sum that carries the entry (the entry itself, or the end of its
-            projection); for a dense region, the entry that it appends to.
-        heavy: Whether it has operators with weights.
-        joins: Whether it also takes a value from further up the stream (a long skip connection).
-        level: Cut node whose value it takes, if the stream in between has another resolution.
+        nodes: Operators of the piece in topological order; the last one is ``exit``.
+        entry: Cut node whose value is the input; empty at the start of the stream.
+        exit: Cut node that computes the output.
+        kind: ``step`` for a single operator. A piece of several operators is ``residual`` if it
+            ends by adding a branch to a shortcut, ``dense`` if it ends by concatenating new
+            features to the input, and ``parallel`` otherwise.
+        shortcut: For a residual piece, the operand that the branch is added to: the input, or its
+            projection. For a dense piece, the input. Otherwise empty.
+        heavy: Whether the piece has operators with weights.
+        joins: Whether the piece ends a long skip connection: it also takes a value from before its
+            input.
+        level: Cut node whose value the piece takes through a long skip connection, if the stream in
+            between has another resolution.
     """
 
     nodes: tuple[str, ...]
@@ -56,7 +61,7 @@ Chain: TypeAlias = tuple[Piece, ...]
 
 
 def computed_weights(graph: ArchGraph) -> dict[str, tuple[str, ...]]:
-    """Return the results of parameters alone (a transposed weight), with their leaves."""
+    """Return a dict from each result of parameters alone (a transposed weight) to its leaves."""
     leaves_of: dict[str, tuple[str, ...]] = {}
     for n in graph.nodes:
         used = dict.fromkeys(n.uses())
@@ -68,17 +73,17 @@ def computed_weights(graph: ArchGraph) -> dict[str, tuple[str, ...]]:
 
 
 class Stream:
-    """The main stream of a graph in one mode, and the streams that feed it.
+    """The main stream of a graph in one mode, and the streams of other inputs that lead into it.
 
     Attributes:
-        heavy: Operators that do a layer's work.
+        heavy: Operators that multiply by a weight.
         live: Operators that the deepest output needs.
-        output: The deepest output: the one after most heavy operators.
-        sources: Results from which a stream may start.
-        source: The source of this stream; empty if there is none.
-        pieces: The stream, divided into pieces.
-        towers: Streams of other inputs that feed it, each divided into pieces, in topological
-            order.
+        output: The deepest output: the output after most heavy operators.
+        sources: Results at which a stream may start.
+        source: The source of the main stream; empty if there is none.
+        pieces: The pieces of the main stream.
+        towers: For each stream of another source that leads into the main stream (an encoder), its
+            pieces. Towers are in topological order.
     """
 
     def __init__(self, graph: ArchGraph) -> None:
@@ -112,7 +117,7 @@ class Stream:
     # -- which nodes ------------------------------------------------------------------------
 
     def _is_heavy(self, node: Node) -> bool:
-        """Return whether an operator does a layer's work: weighted, or a product with a weight."""
+        """Return whether an operator multiplies by a weight, which may be computed."""
         fact = row(node.op)
         if fact.weighted or fact.macs is None or node.name in self._computed:
             return fact.weighted
@@ -122,7 +127,7 @@ class Stream:
         return any(u in self._computed for u in factors)
 
     def weights(self, name: str) -> tuple[str, ...]:
-        """Return the leaves of an operator, used directly or through results of leaves alone."""
+        """Return the leaves of an operator, including those from which its weights are computed."""
         if name not in self._weights:
             node = self.graph.node[name]
             through = (leaf for u in node.uses() for leaf in self._computed.get(u, ()))
@@ -133,19 +138,20 @@ class Stream:
         return any(self.graph.param[leaf].role == "parameter" for leaf in node.leaves())
 
     def ancestors(self, names: Iterable[str], inside: set[str] | None = None) -> set[str]:
-        """Return the operators that ``names`` depend on, themselves included, within ``inside``."""
+        """Return the operators that ``names`` depend on, and ``names``, within ``inside``."""
         return reachable(names, self.preds.__getitem__, inside)
 
     def _choose(self) -> tuple[str, Chain, tuple[Chain, ...]]:
-        """Choose the source with the best division of stream and towers into pieces.
+        """Choose the source, and return it with the pieces of the main stream and of the towers.
 
-        That is the division with the most residual regions minus long skip connections.
+        The chosen source maximises the number of residual pieces minus the number of long skip
+        connections.
         """
         chains = []
         for source in self.sources:
             below, nodes = self._downstream(source, self.live)
             if self.output not in below:
-                continue  # the streams that lead to the output read it
+                continue  # only branches of other streams use this source
             if self.output not in nodes:
                 nodes = sorted(below, key=self.order.__getitem__)
             nodes = self._leading_to(self.output, nodes)
@@ -165,7 +171,7 @@ class Stream:
         return max(chains, key=score)
 
     def _sources(self) -> list[str]:
-        """Return the inputs, and values that no input leads to but that results are added to."""
+        """Return the inputs, and values to which results are added but that no input leads to."""
         sources = [n.name for n in self.graph.nodes if n.op == "input" and n.name in self.live]
         below = reachable(sources, self.graph.users.__getitem__)
         for total, before in self._added_to.items():
@@ -175,7 +181,7 @@ class Stream:
         return sources
 
     def _downstream(self, source: str, among: set[str]) -> tuple[set[str], list[str]]:
-        """Return everything downstream of a source, and the part with learned values, in order."""
+        """Return the operators that depend on a source, and in order those of its stream."""
         below = {source} & among
         for n in self.graph.nodes:
             before = self._added_to.get(n.name)
@@ -188,15 +194,15 @@ class Stream:
         return below, ordered
 
     def _leading_to(self, end: str, nodes: Sequence[str]) -> list[str]:
-        """Return the nodes that lead to ``end``; a branch of another stream does not."""
+        """Return the nodes on which ``end`` depends."""
         leading = self.ancestors((end,), set(nodes))
         return [n for n in nodes if n in leading]
 
     def _towers(self, main: Iterable[str]) -> tuple[Chain, ...]:
-        """Return chains of several layers from other sources into the stream (encoders, towers).
+        """Return the pieces of each tower: a chain of several layers from another source.
 
-        A tower ends where it first fans out, or with its own last sum. Operators after that feed a
-        single block and belong to it.
+        A tower ends where its result is first used more than once, or with its last addition of a
+        branch. Later operators belong to the block that uses them.
         """
         used = set(main)
         result = []
@@ -213,7 +219,7 @@ class Stream:
         return tuple(sorted(result, key=lambda chain: self.order[chain[0].exit]))
 
     def _settled(self, name: str, nodes: Sequence[str]) -> str:
-        """Follow the norms and pointwise operators that are the only users of a result."""
+        """Return the last of the norms and elementwise operators that alone use a result."""
         while True:
             users = [u for u in self.graph.users[name] if u in nodes]
             if len(users) != 1 or {*self.graph.node[users[0]].uses()} != {name}:
@@ -226,7 +232,7 @@ class Stream:
     # -- how they hang together ---------------------------------------------------------------
 
     def _chain(self, nodes: Sequence[str], entry: str) -> Chain:
-        """Return the pieces of a part of the graph whose only exit is its last node."""
+        """Return the pieces of a part of the graph whose only output is its last node."""
         pieces: list[Piece] = []
         cuts = self._cuts(nodes, entry)
         begin = 0
@@ -237,10 +243,11 @@ class Stream:
         return tuple(pieces)
 
     def _cuts(self, nodes: Sequence[str], entry: str, ends: Iterable[str] = ()) -> frozenset[str]:
-        """Return the nodes that no edge jumps over; ``ends`` have an edge out of the part.
+        """Return the cut nodes among ``nodes``: those that no edge jumps over.
 
-        A branch may take values from before the operand that it is added to. Such an edge counts
-        from that operand.
+        Nodes in ``ends`` have another edge, which leaves the part of the graph. A branch may take
+        values from before the value to which it is added. Such an edge counts as if it started at
+        the latter value.
         """
         order = {name: i for i, name in enumerate(nodes)}
         begin: dict[str, int] = {}  # index from which a branch's nodes may take values
@@ -268,7 +275,7 @@ class Stream:
         return frozenset(name for name, count in zip(nodes, over, strict=False) if count == 0)
 
     def _piece(self, nodes: Sequence[str], entry: str) -> Iterable[Piece]:
-        """Return one piece; a region that contains a chain of regions opens into that chain."""
+        """Return the piece with these nodes, or several pieces if its body is a chain of blocks."""
         end = nodes[-1]
         work = not self.heavy.isdisjoint(nodes)
         if len(nodes) == 1:
@@ -288,10 +295,11 @@ class Stream:
         return self._opened(region, longest, branches[longest], bare)
 
     def _opened(self, region: Piece, longest: str, body: Set[str], bare: bool) -> Chain:
-        """Return the chain inside a region and the rest of the region, or the region itself.
+        """Replace a piece by the pieces inside its body if the body is a chain of blocks.
 
-        1. A chain of residual regions opens; so does a chain of dense regions in a dense region.
-        2. A long skip connection around a chain of regions (U-Net) does not make it one block.
+        1. Replace it if the body contains residual pieces, or dense pieces within a dense piece.
+        2. Replace it if a long skip connection leads around a chain that changes the resolution and
+           returns to it (U-Net).
         """
         chain = self._chain([n for n in region.nodes if n in body], region.entry)
         nested = {p.kind for p in chain if p.heavy}
@@ -306,10 +314,10 @@ class Stream:
         return (*chain, Piece(rest, longest, region.exit, "step", "", heavy, True, level))
 
     def _hourglass(self, chain: Sequence[Piece], entry: str) -> bool:
-        """Return whether a chain leaves the resolution of its entry and returns to it.
+        """Return whether a chain changes the resolution of its input and returns to it.
 
-        The chain has left it where two or more dimensions differ from the entry's, in any order: a
-        layer may change the width or mix positions without leaving the entry's resolution.
+        The resolution has changed if at least two dimensions of a result differ from those of the
+        input, in any order. If only one dimension differs, a layer has changed only the width.
         """
         before, after = (self.graph.node[n].shape for n in (entry, chain[-1].exit))
         if len(before) != len(after) or sum(a != b for a, b in zip(before, after, strict=True)) > 1:
@@ -339,10 +347,10 @@ class Stream:
 
 
 def _factored(graph: ArchGraph) -> Mapping[str, tuple[str, ...]]:
-    """Return predecessors by node; a list that extends an earlier list counts as its successor.
+    """Return a dict from node to the nodes that it uses, with nested concatenations.
 
-    Dense connections repeat earlier lists: ``cat(x, y)``, ``cat(x, y, z)``. Read as
-    ``cat(cat(x, y), z)``, each of them is a cut node.
+    Dense blocks concatenate longer and longer lists: ``cat(x, y)``, then ``cat(x, y, z)``. The
+    second is read as ``cat(cat(x, y), z)``, so that each concatenation is a cut node.
     """
     first: dict[tuple[str, str, tuple[Value, ...]], str] = {}
     lengths: dict[tuple[str, str], set[int]] = {}  # lengths of earlier lists
@@ -370,7 +378,7 @@ def _factored(graph: ArchGraph) -> Mapping[str, tuple[str, ...]]:
 
 
 def _downwards(most: int, sizes: Set[int]) -> Iterator[int]:
-    """Yield sizes in descending order from ``most``; sort only after the first one."""
+    """Yield the sizes up to ``most`` in descending order; sort only if ``most`` is not enough."""
     if most in sizes:
         yield most
     yield from sorted((s for s in sizes if s < most), reverse=True)

@@ -1,8 +1,8 @@
-"""Structure: the blocks of an architecture, their sections, and which blocks are removable.
+"""Find the blocks and sections of an architecture, and decide which blocks are removable.
 
-The chain of cut nodes (:mod:`archgraph.analysis.stream`) gives the pieces. A block is a piece with
-layers, together with the pointwise operators after it. The module hierarchy names blocks, assigns
-the operators between two blocks, and merges the pieces of one building block without a shortcut.
+The main stream is divided into pieces (:mod:`archgraph.analysis.stream`). A block is a piece with
+layers, together with the elementwise operators after it. The module hierarchy determines the names
+of blocks, which of two blocks an operator between them belongs to, and which pieces form one block.
 """
 
 from __future__ import annotations
@@ -30,28 +30,29 @@ Named = TypeVar("Named", "Block", "Section")
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Block:
-    """A part of a graph with one input value and one output value.
+    """A block of a network: operators with one input value and one output value.
 
     Attributes:
-        name: Module that contains it (``layer1.0``), or the module of its first layer.
+        name: Module that contains the block (``layer1.0``), or the module of its first layer.
         section: Name of the section that contains the block.
-        nodes: Operators of the block in topological order. Each operator of the graph is in one
-            block.
-        entry: Node whose value it consumes.
-        exit: Node whose value it computes.
-        removable: Whether the block can be skipped: :attr:`bypass` can replace its output.
-        reason: Why the block is not removable; empty if it is.
-        kind: ``residual``, ``chain``, ``parallel``, ``dense``, or ``head`` (an additional output).
-        merge: Operator that ends its region; empty for a chain.
-        shortcut: The value that its region passes on parallel to its body. For a residual, the
-            operand of the sum that carries the entry (the entry itself or the end of its
-            projection); for a dense region, the value that it appends to.
-        sums: Every residual region in it, as its sum and the operand that carries the input; a
-            Transformer layer has two.
+        nodes: Operators of the block in topological order. Each operator of the graph is in exactly
+            one block.
+        entry: Node whose value is the block's input.
+        exit: Node that computes the block's output.
+        removable: Whether the block can be skipped: the value of :attr:`bypass` can replace its
+            output.
+        reason: Why the block is not removable; empty if it is removable.
+        kind: ``residual``, ``chain`` (no shortcut or branches), ``parallel`` (several branches),
+            ``dense``, or ``head`` (computes an additional output).
+        merge: Operator that adds or concatenates the branches; empty for a chain.
+        shortcut: For a residual block, the value that the branch is added to: the input, or its
+            projection. For a dense block, the value to which new features are concatenated.
+        sums: For each residual branch in the block, the name of the addition and of the shortcut
+            that it adds. A Transformer layer has two.
         uses: Number of times that the same layers run, one round after the other. Removing the
             block removes all rounds. Each round is a block of its own if the user's sections name
             it (``layer~2``).
-        terms: Results that a dense region appends: items of the list that ``merge`` joins.
+        terms: For a dense block, the results that ``merge`` concatenates to the input.
     """
 
     name: str
@@ -70,10 +71,10 @@ class Block:
 
     @property
     def bypass(self) -> str:
-        """Node whose result replaces the block's output if the block is skipped.
+        """Node whose value replaces the block's output if the block is skipped.
 
-        A dense block may change the value to which it appends (``x = relu(x); cat(x, f(x))``). This
-        operation is kept.
+        A dense block may change its input (``x = relu(x); cat(x, f(x))``). Then the changed input,
+        here ``relu(x)``, replaces the output.
         """
         return self.shortcut if self.kind == "dense" and self.shortcut else self.entry
 
@@ -88,12 +89,15 @@ class Block:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Section:
-    """A run of blocks with the same body and the same result; the first may change the shape.
+    """Consecutive blocks: a stage of similar blocks, or a stem, transition or head.
+
+    All blocks of a stage have the same layers and the same output type. The first may have another
+    input type.
 
     Attributes:
-        name: Module that contains its blocks and no others, or the name of its first block.
+        name: Module that contains exactly these blocks, or else the name of the first block.
         blocks: Blocks of the section, in topological order.
-        kind: ``stem``, ``stage``, ``transition`` (leads from one stage to the next), ``head``.
+        kind: ``stem``, ``stage``, ``transition`` (leads from one stage to the next), or ``head``.
     """
 
     name: str
@@ -109,11 +113,11 @@ class Section:
 
 @dataclass(frozen=True, repr=False)
 class Structure:
-    """Sections in order, and the cut nodes of the main stream.
+    """The sections and blocks of a graph.
 
     Attributes:
         sections: Stem, stages with the transitions in between, and head, from input to output.
-        cuts: Names of the nodes on every path from the input to the output.
+        cuts: Names of the nodes that every path from the input to the output passes.
     """
 
     sections: tuple[Section, ...]
@@ -125,23 +129,23 @@ class Structure:
         return tuple(b for s in self.sections for b in s.blocks)
 
     def block(self, name: str) -> Block:
-        """Return the block by name.
+        """Return the block with a name.
 
         Raises:
-            GraphError: If there is no such block; suggests the nearest name.
+            GraphError: If no block has the name; suggests the nearest name.
         """
         return _find(name, self.blocks, "block")
 
     def section(self, name: str) -> Section:
-        """Return the section by name.
+        """Return the section with a name.
 
         Raises:
-            GraphError: If there is no such section; suggests the nearest name.
+            GraphError: If no section has the name; suggests the nearest name.
         """
         return _find(name, self.sections, "section")
 
     def matching(self, patterns: str | Iterable[str]) -> tuple[Block, ...]:
-        """Return the blocks by name or pattern (``layer*.1``), in topological order.
+        """Return the blocks that match names or patterns (``layer*.1``), in topological order.
 
         Raises:
             GraphError: If a pattern matches no block; suggests the nearest name.
@@ -156,10 +160,10 @@ class Structure:
         return tuple(b for b in self.blocks if b.name in chosen)
 
     def nodes(self, name: str) -> tuple[str, ...]:
-        """Return the operators of a section or, if no section has the name, of a block.
+        """Return the operators of the section with a name, or else of the block with this name.
 
         Raises:
-            GraphError: If there is neither; suggests the nearest name.
+            GraphError: If no section or block has the name; suggests the nearest name.
         """
         parts = {s.name: tuple(n for b in s.blocks for n in b.nodes) for s in self.sections}
         for block in self.blocks:
@@ -169,12 +173,13 @@ class Structure:
         return parts[name]
 
     def end(self, name: str) -> str:
-        """Return the operator that computes the value of a section or, if there is none, a block.
+        """Return the operator that computes the output of a section, or else of a block.
 
-        It need not be the last operator: those of a side branch may come after it.
+        This operator need not be the last one of the section: operators of a side branch may follow
+        it.
 
         Raises:
-            GraphError: If there is neither; suggests the nearest name.
+            GraphError: If no section or block has the name; suggests the nearest name.
         """
         inside = set(self.nodes(name))
         return [block.exit for block in self.blocks if inside.issuperset(block.nodes)][-1]
@@ -212,10 +217,10 @@ def structure(graph: ArchGraph) -> Structure:
     """Find the blocks and sections of a graph.
 
     Args:
-        graph: Any graph; its ``sections`` (set by the user) override those that are found.
+        graph: Any graph. The user's sections (``graph.sections``) override those that are found.
 
     Returns:
-        The structure; cached with the graph.
+        The structure, which is cached with the graph.
 
     Raises:
         GraphError: If the user's sections name a block that the graph does not have.
@@ -226,7 +231,7 @@ def structure(graph: ArchGraph) -> Structure:
         >>> net = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(3)))
         >>> print(structure(trace(net, torch.zeros(1, 4)).graph))
         0 (stage)
-          0: chain, 2 operators; dimension 1 is 4 before it and 0.out[4] after it
+          0: chain, 2 operators; dimension 1 is 4 in its input and 0.out[4] in its output
           1: chain, 1 operator; removable
         head (head)
           2: chain, 1 operator; removable
@@ -245,7 +250,8 @@ def structure(graph: ArchGraph) -> Structure:
 def section_blocks(graph: ArchGraph) -> list[tuple[str, tuple[str, ...]]]:
     """Return the names of a graph's sections, each with the names of its blocks.
 
-    Cheaper than :func:`structure`, because it does not decide which blocks are removable.
+    This function is faster than :func:`structure`, because it does not decide which blocks are
+    removable.
 
     Raises:
         GraphError: See :func:`structure`.
@@ -255,8 +261,8 @@ def section_blocks(graph: ArchGraph) -> list[tuple[str, tuple[str, ...]]]:
 
 @per_graph
 def _found(graph: ArchGraph) -> tuple[Drafts, Casts, Sequence[tuple[str, Group]]]:
-    """Find the blocks of a graph and its sections by name, but not which blocks are removable."""
-    # A model has the same blocks in bfloat16 as in float32, where its casts do not exist.
+    """Return the drafts of a graph's blocks, its casts, and its sections with their names."""
+    # Without casts, so that a model has the same blocks in bfloat16 as in float32.
     casts = Casts(graph)
     adapters = Unadapted(casts.plain)
     drafts = Drafts(adapters.plain)
@@ -276,9 +282,9 @@ def _found(graph: ArchGraph) -> tuple[Drafts, Casts, Sequence[tuple[str, Group]]
 
 
 def passes_on(graph: ArchGraph, block: Block) -> bool:
-    """Return whether a dense block is the identity without the features that it appends.
+    """Return whether a dense block without its new features returns its input (:attr:`bypass`).
 
-    If it is not, skipping the block keeps its final concatenation, without the appended features.
+    Otherwise, skipping the block keeps its concatenation, without the new features.
     """
     merge, passed = graph.node[block.merge], graph.node[block.bypass]
     rest = [name for name in all_items(merge) if name not in block.terms]
@@ -294,7 +300,7 @@ def _block(drafts: Drafts, judge: Removal, draft: BlockDraft, section: str) -> B
     reason = judge.obstacle(draft, nodes, entry, end)
     region = last if last and len(draft.heads) == 1 and last.kind != "step" else None
     shortcut = region.shortcut if region else ""
-    # A cast of the entry is not a projection.
+    # A cast of the input is not a projection.
     if region and judge.casts.of(shortcut) == judge.casts.of(region.entry):
         shortcut = region.entry
     return Block(

@@ -1,4 +1,4 @@
-"""Summands: which of the two operands of a sum is a branch, and which one it is added to."""
+"""Find the branches of a graph: operands of additions that nothing else uses."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from archgraph.ops.table import row
 
 @dataclass(frozen=True, slots=True)
 class Summand:
-    """An operand of a sum of two results that has no other use.
+    """An operand of an addition of two results that no other operator uses.
 
     Attributes:
-        sum: The sum.
+        sum: The addition.
         name: The operand.
-        other: The other operand.
-        private: Operators whose paths to any output all lead through the operand.
-        enters: Results that the private operators take from elsewhere.
+        other: The other operand of the addition.
+        private: Operators whose result affects outputs only through the operand.
+        enters: Results of other operators that the private operators use.
     """
 
     sum: str
@@ -31,7 +31,7 @@ class Summand:
 
 @per_graph
 def summands(graph: ArchGraph) -> tuple[Summand, ...]:
-    """Return the branches of all sums of two results, in topological order of the sums."""
+    """Return the branches of all additions of two results, in topological order."""
     result, outputs = list[Summand](), set(graph.output_refs())
     order = {node.name: i for i, node in enumerate(graph.nodes)}
     for node in graph.nodes:
@@ -46,11 +46,11 @@ def summands(graph: ArchGraph) -> tuple[Summand, ...]:
 
 
 def _private(graph: ArchGraph, name: str, order: Mapping[str, int], outputs: Set[str]) -> set[str]:
-    """Return the operators whose paths to any output all lead through a result."""
+    """Return the operators whose result affects outputs only through the result ``name``."""
     private = {name}
     waiting = [-order[used] for used in graph.node[name].uses()]
     heapq.heapify(waiting)
-    while waiting:  # in reverse order, so that all users of a candidate are decided
+    while waiting:  # in reverse topological order, so that users come before their operands
         candidate = graph.nodes[-heapq.heappop(waiting)].name
         if candidate in private or candidate in outputs:
             continue

@@ -1,4 +1,4 @@
-"""Memory of a training step: all allocations of forward, backward and optimiser as polynomials."""
+"""The predicted memory of a training step, of a network and of all its submodels."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ KINDS = ("weights", "buffers", "inputs", "optimizer", "gradients", "saved")
 
 @dataclass(frozen=True, repr=False)
 class TrainingMemory:
-    """Bytes of a training step, as PyTorch allocates them on a CPU.
+    """Predicted memory of a training step, as PyTorch allocates it on a CPU, in bytes.
 
-    Gradients of parameters are allocated while tensors saved for backward are freed, so the total
-    may be less than the sum of the parts. In seven networks, that sum was between 13 % too low and
-    5 % too high. The total was within 2 %, except for ConvNeXt: copies that convolutions make in
-    another memory format (4 to 8 %) are not counted.
+    The total may be less than the sum of the other values, because gradients of parameters are
+    allocated while tensors saved for backward are freed. In seven networks, the total differed by
+    at most 2 % from the memory that PyTorch allocated. The exception is ConvNeXt, where copies that
+    convolutions make in another memory format (4 to 8 %) are not counted.
 
     Attributes:
         weights: Bytes of all parameters.
@@ -30,8 +30,8 @@ class TrainingMemory:
         inputs: Bytes of the batch.
         optimizer: Bytes of the optimiser's state.
         gradients: Bytes of the gradients of all trained parameters.
-        saved: Other tensors saved for backward, at the end of forward.
-        total: Peak of the allocated memory, in bytes.
+        saved: Bytes of other tensors that are saved for backward, at the end of forward.
+        total: Peak of the allocated memory.
         moment: Description of the moment of the peak.
         polynomial: Memory of all submodels of the graph.
     """
@@ -63,12 +63,13 @@ class Allocation:
 
     Attributes:
         kind: One of ``KINDS``, or ``transient``.
-        part: Size of the tensor in bytes, with the blocks that it needs.
-        start: First moment at which it is allocated.
-        end: Last moment at which it is allocated.
-        absent: Blocks that must be skipped for it to exist, because it replaces their results.
-        bound: Blocks that it, or its replacement when some are skipped, needs; None if it is itself
-            a replacement.
+        part: Size of the tensor in bytes, and the blocks that a submodel with it needs.
+        start: First moment at which the tensor is allocated.
+        end: Last moment at which the tensor is allocated.
+        absent: Blocks that a submodel with this tensor must not have, because the tensor replaces
+            results of these blocks.
+        bound: Blocks that a submodel with this tensor, or with its replacement, needs. Used for
+            upper bounds; None if the tensor is itself a replacement.
     """
 
     kind: str
@@ -79,19 +80,20 @@ class Allocation:
     bound: Needs | None = frozenset()
 
     def there(self, skipped: Collection[str]) -> bool:
-        """Return whether the tensor exists when some blocks are skipped."""
+        """Return whether the tensor exists in a submodel without the ``skipped`` blocks."""
         return self.absent.issubset(skipped) and self.part.there(skipped)
 
 
 @dataclass(frozen=True)
 class MemoryPolynomial:
-    """Memory of a training step of every submodel, without building it.
+    """Memory of a training step of every submodel, computed without building the submodel.
 
     Attributes:
-        costs: Sizes of axes and blocks, without measures.
-        allocations: All tensors of a step.
-        moments: Description of each moment, and the blocks that it needs.
-        loss: The moment between forward and backward.
+        costs: Sizes of axes, and the removable blocks. Contains no cost terms.
+        allocations: All tensors of a training step, with their lifetimes.
+        moments: For each moment of the step, its description, and the blocks without which it does
+            not exist.
+        loss: Index of the moment between forward and backward.
     """
 
     costs: CostPolynomial
@@ -104,16 +106,17 @@ class MemoryPolynomial:
     ) -> TrainingMemory:
         """Return the memory of a submodel.
 
-        The result equals the memory of the cut graph, with one exception: a copy that becomes
-        unnecessary when an axis is cut to one position still counts.
+        The result equals the prediction for the cut graph, with one exception: if an axis is cut to
+        one position, a copy that becomes unnecessary still counts.
 
         Args:
-            sizes: Sizes of cut axes by name; the other axes keep their size.
+            sizes: Dict from the name of an axis to its size. Other axes keep their size.
             skipped: Names of skipped blocks.
 
         Raises:
-            AxisError: If there is no such free axis.
-            GraphError: If a block does not exist, or cannot be skipped at these sizes.
+            AxisError: If there is no free axis with a name in ``sizes``.
+            GraphError: If a block does not exist, is not removable, or cannot be skipped at these
+                sizes.
         """
         all_sizes = self.costs.sizes(sizes or {}, skipped)
         gone = {name for block in skipped for name in self.costs.blocks[block]}
@@ -139,14 +142,15 @@ class MemoryPolynomial:
         )
 
     def bounds(self, count: int = 8) -> tuple[tuple[CostPart, ...], ...]:
-        """Return polynomials whose maximum is never below the total of a submodel.
+        """Return polynomials whose maximum is an upper bound of the total of every submodel.
 
-        The moments are divided into spans. The polynomial of a span has, for every monomial, the
-        largest coefficient at any moment of the span. More spans give a tighter bound.
+        The moments of the step are divided into intervals. The polynomial of an interval has, for
+        every monomial, the largest coefficient at any moment of the interval. More intervals give a
+        tighter bound.
 
-        1. Divide the span with the largest value at full sizes where the larger of its parts is
-           smallest.
-        2. Repeat until there are ``count`` spans, or the largest cannot be divided.
+        1. Select the interval whose polynomial has the largest value at full sizes. Divide it so
+           that the larger value of its two parts is as small as possible.
+        2. Repeat until there are ``count`` intervals, or the interval has only one moment.
 
         Args:
             count: Maximum number of polynomials.

@@ -1,4 +1,4 @@
-"""A training step as a record of allocations: forward, backward, optimiser."""
+"""Record the memory that a training step allocates in forward, backward and optimiser."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ Optimizer: TypeAlias = "str | Callable[[list[torch.nn.Parameter]], torch.optim.O
 
 @dataclass(frozen=True, slots=True)
 class OptimizerState:
-    """Memory that an optimiser stores and allocates.
+    """Memory that an optimiser needs for each parameter.
 
     Attributes:
-        tensors: Number of tensors with a parameter's size that it stores per parameter.
-        bytes: Size of its other state per parameter (counters), in bytes.
-        working: Number of temporary tensors with a parameter's size while it updates a parameter.
+        tensors: Number of tensors of the parameter's size that the optimiser stores.
+        bytes: Size of the other state that it stores (counters), in bytes.
+        working: Number of temporary tensors of the parameter's size during an update.
     """
 
     tensors: int
@@ -45,15 +45,17 @@ class OptimizerState:
 
     @classmethod
     def of(cls, optimizer: Optimizer) -> OptimizerState:
-        """Measure an optimiser on one step with a small parameter.
+        """Measure the memory of an optimiser in one step with a small parameter.
 
         Args:
             optimizer: Name of an optimiser in ``torch.optim`` (case-insensitive), ``momentum`` for
-                SGD with momentum, or a function from parameters to an optimiser.
+                SGD with momentum, or a function that takes a list of parameters and returns an
+                optimiser.
 
         Raises:
-            GraphError: If there is no such optimiser, if it cannot step from gradients alone, or if
-                it stores tensors of another size than the parameter's.
+            GraphError: If ``torch.optim`` has no optimiser with the name; if the optimiser needs
+                more than dense gradients (sparse gradients, a closure); if it stores tensors of
+                another size than the parameter's.
 
         >>> [OptimizerState.of(name).tensors for name in ("sgd", "momentum", "adam", "AdamW")]
         [0, 1, 2, 2]
@@ -96,7 +98,7 @@ def _factory(
 
 
 def training_memory(graph: ArchGraph, batch: int, optimizer: Optimizer) -> TrainingMemory:
-    """Return the memory of a training step; see :meth:`archgraph.analysis.cost.Cost.training`."""
+    """Predict the memory of a training step; see :meth:`archgraph.analysis.cost.Cost.training`."""
     if batch < 1:
         raise GraphError("a batch needs at least one example", found=batch)
     return training_step(graph, batch, OptimizerState.of(optimizer)).at()
@@ -106,17 +108,18 @@ def training_memory(graph: ArchGraph, batch: int, optimizer: Optimizer) -> Train
 def training_step(graph: ArchGraph, batch: int, state: OptimizerState) -> MemoryPolynomial:
     """Return every allocation of a training step.
 
-    Moments are: the operators in order, the loss, the operators from the last to the first, and the
-    parameters, which the optimiser updates one by one.
+    A step has one moment for the forward of each operator, one for the loss, one for the backward
+    of each operator (the last operator first), and one for the update of each parameter.
 
-    1. Weights, buffers, the batch, the optimiser's state and constants always exist.
-    2. A result exists until its last reader, or the last operator that saved it for backward, has
-       finished.
-    3. The loss saves as much memory as the outputs and produces their gradients.
-    4. A gradient is allocated in the backward of the value's last reader and freed in the backward
-       of the value's own operator. Some operators pass their result's gradient on; it then exists
-       for as long as any of these values needs it. Other readers allocate their contributions.
-    5. A parameter's gradient exists until the end.
+    1. Weights, buffers, constants, the batch and the optimiser's state always exist.
+    2. A result exists until its last use in forward. If operators saved it for backward, it exists
+       until the backward of the first of them.
+    3. The loss saves tensors as large as the outputs, and allocates the gradients of the outputs.
+    4. The gradient of a result is allocated in the backward of the last operator that uses the
+       result, and freed in the backward of the operator that computed it. If an operator passes the
+       gradient of its result on unchanged, its operand shares this gradient. Other operators that
+       use the result allocate their contributions to the gradient.
+    5. The gradient of a parameter exists until the end of the step.
     """
     return _Record(specialise(graph, training=True), graph, batch, state).made()
 
@@ -201,7 +204,7 @@ class _Record:
         absent: frozenset[str] = frozenset(),
         bound: Needs | None = None,
     ) -> None:
-        """Record an allocation; it bounds its own needs, unless it replaces another one."""
+        """Record an allocation. ``bound`` is used only if it replaces another one (``absent``)."""
         if size.terms and start <= end:
             part, bound = CostPart(needs, size), bound if absent else needs
             self.allocations.append(Allocation(kind, part, start, end, absent, bound))
@@ -221,7 +224,7 @@ class _Record:
     # -- tensors that always exist: 1, 5 ------------------------------------------------------
 
     def standing(self) -> None:
-        """Record weights, buffers, inputs, the optimiser's state, and gradients of parameters."""
+        """Record weights, buffers, inputs, the optimiser's state and gradients of parameters."""
         there = self.presence.there
 
         def stays(kind: str, size: Polynomial, needs: Needs, start: int = 0) -> None:
@@ -272,13 +275,13 @@ class _Record:
         read: Mapping[Storage, list[str]],
         saved: Mapping[Storage, set[str]],
     ) -> None:
-        """Record a result, and its role as a replacement if blocks are skipped.
+        """Record a result, also for submodels in which it replaces results of skipped blocks.
 
-        1. It exists until the backward of the first operator that saves it or, if none does, until
-           its last reader.
-        2. If blocks are skipped, this result replaces theirs. It then exists for the operators that
-           save or read those results, unless it is saved for longer anyway.
-        3. A bound counts only one of the two: the first, with the needs of either.
+        1. If operators save the result for backward, it exists until the backward of the first of
+           them. Otherwise it exists until its last use.
+        2. If blocks are skipped, the result also replaces their results. It then exists as long as
+           the operators that save or use those results need it, unless it exists longer anyway.
+        3. Upper bounds count only the first of these two allocations.
         """
         there, inside = self.presence.there, self.presence.within.get(node.name, ALWAYS)
         storage, start = (node.name, number), self.index[node.name]
@@ -313,7 +316,7 @@ class _Record:
         return savers, self.back(savers[0]) if savers else max(readers, default=start)
 
     def stands_for(self, storage: Storage) -> Iterator[tuple[Storage, frozenset[str]]]:
-        """Yield the results that a result replaces, with the blocks that are then absent."""
+        """Yield the results that a result can replace, with the blocks that must be skipped."""
         pending = [(storage, frozenset[str]())]
         while pending:
             entry, absent = pending.pop()
@@ -326,9 +329,10 @@ class _Record:
     def saved_by(self, node: Node) -> Iterator[Storage]:
         """Yield the operands and results that an operator saves; record its other saved tensors.
 
-        1. Operands, or copies of them, if a gradient that depends on them is needed.
-        2. Results.
-        3. Further tensors.
+        1. Yield operands if a gradient that depends on them is needed. If the operator saves a copy
+           of an operand, record the copy instead.
+        2. Yield results.
+        3. Record further tensors that the operator saves.
         """
         known, there = backward(node), self.presence.there[node.name]
         at = self.index[node.name]
@@ -353,9 +357,10 @@ class _Record:
                 self.keep(size, [(at, there)], ALWAYS, at)
 
     def copied(self, node: Node, value: Ref | Leaf, trailing: int) -> Polynomial | None:
-        """Return the size in bytes of the saved copy of an operand; None if none is needed.
+        """Return the size in bytes of the saved copy of an operand; None if no copy is made.
 
-        Its leading dimensions are expanded to those of the result, and flattened.
+        The operator expands the operand's leading dimensions to those of the result, and flattens
+        them.
         """
         sizes, result = map(self.sizes.operand, (value, Ref(node.name)))
         repeated = trailing > 1 and len(sizes) > 2 and sizes[:-2] != result[:-2]
@@ -391,11 +396,11 @@ class _Record:
 
         From the last operator to the first:
 
-        1. The loss produces gradients of outputs. Another result shares the gradient of its last
-           reader if that passes it on, or gets a new one in the last reader's backward.
-        2. The other readers allocate their contributions to it.
-        3. It exists until the backward of the operator that computed the result, the first of those
-           that share it.
+        1. The gradient of an output is allocated by the loss. For any other result, the last
+           operator that uses it matters: if this operator passes its gradient on, the result shares
+           that gradient. Otherwise, a gradient is allocated in this operator's backward.
+        2. Other operators that use the result allocate their contributions to the gradient.
+        3. A gradient exists until the backward of the first operator whose result has it.
         """
         root: dict[str, str] = {}
         start: dict[str, tuple[int, Needs]] = {}
@@ -434,7 +439,7 @@ class _Record:
             self.add("transient", size, self.presence.there[node.name], at, at)
 
     def counted(self, node: Node) -> Counted:
-        """Return an operator in the form that the operator table counts."""
+        """Return an operator with its sizes as polynomials, for the rules of the operator table."""
         stated = {
             name: self.sizes.of([layout])[0]
             for name, value in node.args

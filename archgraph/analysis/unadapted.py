@@ -1,4 +1,4 @@
-"""Find blocks without adapters, then put each adapter's operators into its layer's block."""
+"""Remove adapters before blocks are found, and add them to the blocks of their layers again."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from archgraph.graph.ir import ArchGraph
 
 
 class Unadapted:
-    """A graph without its adapters, and the way back to the original graph.
+    """A graph without its adapters, and the adapters' operators.
 
     Attributes:
-        plain: The graph without adapters; ``graph`` itself if it has none. The base operator of
-            each adapter takes the place and the name of the sum.
+        plain: The graph without adapters; ``graph`` itself if it has none. Each adapted layer has
+            the place and the name of the operator that added its adapter's result.
     """
 
     def __init__(self, graph: ArchGraph) -> None:
         self.graph = graph
         self.plain = graph
-        self._gone: dict[str, list[str]] = {}  # operators of each adapter, by its sum
+        self._gone: dict[str, list[str]] = {}  # dict from the sum of an adapter to its operators
         while branches := side_branches(self.plain):  # an adapter's layers may have adapters
             self.plain, gone = without(self.plain, branches)
             for total, names in gone.items():
                 self._gone[total] = [*self._gone.get(total, ()), *names]
 
     def restore(self, drafts: Drafts) -> None:
-        """Put each adapter into the block of its layer."""
+        """Add each adapter to the block of its layer."""
         if not self._gone:
             return
 

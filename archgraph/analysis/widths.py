@@ -1,4 +1,4 @@
-"""Widths: sizes of one graph's axes that follow from the leaves of another graph."""
+"""Compute the sizes of a graph's axes in a client's model from the shapes of shared parameters."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from archgraph.layout.layouts import AxisRef, Fixed, Layout, Prod, Sum, fixed_si
 from archgraph.ops.equations import StatedSizes
 from archgraph.ops.schema import op_schema
 
-# Name of a leaf or an argument, layout of one of its dimensions (or of a part of it) in the larger
-# graph, and its size in the smaller graph.
+# Name of a leaf or an argument, the layout of a dimension of it (or a part of this layout) in the
+# larger graph, and the size of the dimension in the smaller graph.
 Equation: TypeAlias = tuple[str, Layout, int]
 Pairs: TypeAlias = tuple[tuple[str, str], ...]
 
 
 def matching_parts(mine: Layout, theirs: Layout) -> Iterator[tuple[Layout, Layout]]:
-    """Yield corresponding parts of two layouts, down to where their structure differs."""
+    """Yield pairs of corresponding parts of two layouts, down to where their structure differs."""
     match mine, theirs:
         case (Prod(a), Prod(b)) | (Sum(a), Sum(b)) if len(a) == len(b):
             for x, y in zip(a, b, strict=True):
@@ -34,7 +34,7 @@ def matching_parts(mine: Layout, theirs: Layout) -> Iterator[tuple[Layout, Layou
 
 
 def sized(where: str, full: Layout, client: Layout) -> Iterator[Equation]:
-    """Yield the equations of a dimension's smaller size: one per factor or term if they match."""
+    """Yield the equations for a dimension: one per pair of :func:`matching_parts`."""
     for part, other in matching_parts(full, client):
         yield where, part, fixed_size(other)
 
@@ -42,7 +42,7 @@ def sized(where: str, full: Layout, client: Layout) -> Iterator[Equation]:
 def stated(
     client: ArchGraph, mine: str, full: ArchGraph, theirs: str
 ) -> Iterator[tuple[str, Layout, Layout]]:
-    """Yield the sizes stated by arguments of two operators in pairs: heads, groups, shapes."""
+    """Yield pairs of sizes in the arguments of two operators: heads, groups, shapes."""
     a, b = client.node[mine], full.node[theirs]
     of, other = axes(client).attributes, axes(full).attributes
     for key in dict.fromkeys(key for node in (a, b) for key, _ in node.args):
@@ -57,7 +57,7 @@ def stated(
 
 
 def _written(node: Node, key: str) -> int | None:
-    """Return the number that an argument has, explicitly or by default."""
+    """Return the value of an argument, or its default, if it is a number; otherwise None."""
     value: Value = node.arg(key)
     if value is None and node.op.startswith("aten."):
         value = op_schema(node.op).by_name[key].default
@@ -65,7 +65,7 @@ def _written(node: Node, key: str) -> int | None:
 
 
 def flat(sizes: StatedSizes) -> Sequence[Layout]:
-    """List the layouts in an argument's stated sizes."""
+    """List the layouts in the sizes of an argument."""
     if isinstance(sizes, tuple):
         return [layout for size in sizes for layout in flat(size)]
     layout = Fixed(sizes) if isinstance(sizes, (int, Polynomial)) else sizes
@@ -73,14 +73,15 @@ def flat(sizes: StatedSizes) -> Sequence[Layout]:
 
 
 class Widths:
-    """The sizes of a larger graph's axes that follow from a client with shared leaves.
+    """The sizes of a larger graph's axes in a client's graph that shares parameters with it.
 
-    Sizes are solved factor by factor where the layouts of both graphs have the same structure, then
-    from products and sums with one unknown axis left.
+    Each dimension of a shared parameter gives an equation. If the layouts of both graphs have the
+    same structure, there is an equation for each factor. The remaining products and sums are solved
+    when only one of their axes is unknown.
 
     Attributes:
-        claims: Dict from each axis of the larger graph to its sizes in the client, several if the
-            client has several axes for it.
+        claims: Dict from each axis of the larger graph to its sizes in the client. There are
+            several if the equations contradict each other.
         equations: The equations from which the sizes are solved.
         open: Equations with several solutions.
     """
@@ -103,10 +104,10 @@ class Widths:
         self.claims, self.open = solve(self.equations, self.gone)
 
     def selection(self, where: str) -> dict[str, np.ndarray]:
-        """Return the positions (the first ones) of each axis that is narrower in the client.
+        """Return the positions to keep of each axis that is narrower in the client: the first ones.
 
         Raises:
-            RewriteError: If the client is not a cut of the larger graph.
+            RewriteError: If no cut of the larger graph has the client's shapes.
         """
         self.decided(where)  # do not guess between several sizes
         counts = {name: sizes[0] for name, sizes in self.claims.items()}
@@ -124,17 +125,17 @@ class Widths:
                 raise RewriteError(problem, where=f"{where}: {axis.name}", found=count)
             selection[axis.name] = np.arange(count)
         for name, layout, size in self.equations:
-            # Only the first of several sizes of an axis was used: the others fail here.
+            # If equations contradict each other, only the first size was used; the others fail.
             if (cut := size_after(layout, after)) != size:
                 problem = f"no cut of the larger graph has this shape; expected {cut} of {layout}"
                 raise RewriteError(problem, where=f"{where}: {name}", found=size)
         return selection
 
     def decided(self, where: str) -> None:
-        """Check that every size follows from the shapes.
+        """Check that the shapes determine every size.
 
         Raises:
-            RewriteError: If a shape is ambiguous; names the leaf.
+            RewriteError: If several sizes are possible. The message names a parameter.
         """
         if self.open:
             name, layout, size = self.open[0]
@@ -149,11 +150,11 @@ class Widths:
 def solve(
     equations: Iterable[Equation], gone: Iterable[str] = ()
 ) -> tuple[dict[str, list[int]], list[Equation]]:
-    """Solve for axis sizes from layout sizes; axes in ``gone`` have size 0.
+    """Solve equations of layouts and sizes for the sizes of axes; axes in ``gone`` have size 0.
 
     Returns:
-        The sizes of each axis, several if equations contradict each other; and the equations with
-        several solutions.
+        A dict from axis to its sizes (several if equations contradict each other), and the
+        equations with several solutions.
     """
     claims: dict[str, dict[int, None]] = {name: {0: None} for name in gone}
     distinct = dict.fromkeys(equations)  # layers of equal width repeat equations
@@ -202,7 +203,7 @@ def _root(layout: Layout, size: int, axis: str, known: Mapping[str, range]) -> i
 
 
 def _dropped(full: ArchGraph, matched: set[str]) -> frozenset[str]:
-    """Return the axes that unmatched dense blocks append."""
+    """Return the axes that dense blocks append, for blocks that are not in ``matched``."""
     return frozenset(
         name
         for block in structure(full).blocks

@@ -1,19 +1,21 @@
-"""Submodels for a device: training costs, losses of cuts, the best submodel for a budget.
+"""Find the largest submodel within a budget.
 
-Input: a graph, budgets, and scores if any. Output: a ``Rewritten``, built by ``take`` and ``skip``.
+The input is a graph, budgets, and optionally scores. The output is a ``Rewritten`` that ``take``
+and ``skip`` build.
 
-1. ``importance`` scores positions by everything that their cut removes, and blocks, with data, by
-   their influence. Without scores the first positions stay, and the first blocks of a section.
-2. ``amounts`` reads budgets: shares of the whole, or numbers with a unit.
-3. ``fit`` determines the possible sizes of each axis and the share of each: of the positions, or of
-   their scores (except for ``uniform`` submodels, where scores only choose positions).
-4. ``search`` works on the cost polynomials of :mod:`archgraph.analysis`. A share falls from 1 to 0,
-   and with it each axis, and each section whose blocks may be removed. The first submodel within
-   the budgets is found by bisection; ``free`` then widens single axes while they hold.
-5. ``fit`` builds the submodel; ``report`` tabulates its costs next to the budgets.
+1. ``importance`` scores positions by the weights that they affect and, if there is data, blocks by
+   their influence. Without scores, the first positions of an axis and the first blocks of a section
+   are kept.
+2. ``amounts`` reads budgets: fractions of the full cost, or numbers with a unit.
+3. ``fit`` determines the possible sizes of each axis. Each size is a fraction of the positions, or
+   of their scores. (For ``uniform`` submodels, scores only choose the positions.)
+4. ``search`` lets one fraction decrease from 1 to 0, and reduces each axis and the depth of each
+   section accordingly. It finds the first submodel within the budgets by bisection. For the shape
+   ``free``, it then widens single axes as long as the submodel stays within the budgets.
+5. ``fit`` builds the submodel, and ``report`` tabulates its costs next to the budgets.
 
-- No submodel is built during the search, and none exceeds its budget: the polynomials at its sizes
-  are its costs. Memory is searched by bounds, which are never below it.
-- Each change on the path makes the submodel cheaper, which is why bisection is exact; submodels on
-  the path are nested.
+- No submodel is built during the search, because cost polynomials (:mod:`archgraph.analysis`) give
+  the exact costs. For memory, the search uses upper bounds. So no submodel exceeds a budget.
+- Each step of the decrease makes the submodel cheaper, so bisection finds the exact step. Each
+  submodel contains the later ones.
 """

@@ -1,4 +1,4 @@
-"""Budgets as users write them: shares of the full model's cost, or numbers with a unit."""
+"""Read budgets: fractions of the full model's cost, or numbers with a unit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from archgraph.errors import RewriteError
 from archgraph.tables import count
 
 Budget: TypeAlias = float | str
-"""``0.5`` or ``"50%"`` of the whole; ``2_000_000``, ``"2M"`` or ``"50MB"`` of it."""
+"""A fraction of the full cost (``0.5``, ``"50%"``) or a cost (``2_000_000``, ``"2M"``, ``"50MB"``).
+
+Numbers up to 1 are fractions.
+"""
 
 _SUFFIX = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "B": 10**9, "T": 10**12}
 _BYTES = {
@@ -31,8 +34,8 @@ class BudgetMeasure:
         name: Keyword argument of :func:`archgraph.fit`, e.g. ``macs``.
         text: Description for help.
         units: Dict from each unit that a budget may have to its value.
-        example: An amount to show in error messages, e.g. ``50MB``.
-        unit: Unit in tables, after the prefix: ``B`` in ``1.5MB``.
+        example: A budget to show in error messages, e.g. ``50MB``.
+        unit: Unit to append to numbers in tables: ``B`` in ``1.5MB``.
     """
 
     name: str
@@ -59,12 +62,12 @@ def limit_of(measure: BudgetMeasure, budget: Budget, full: int) -> int:
 
     Args:
         measure: The quantity that is limited.
-        budget: A share of ``full`` in (0, 1], a larger number, or text: a number with a unit of the
-            measure, or with ``%``.
+        budget: A number up to 1 (a fraction of ``full``), a larger number (a cost), or a string: a
+            number with ``%`` or with a unit of the measure.
         full: Cost of the full network.
 
     Raises:
-        RewriteError: If the budget has none of these forms.
+        RewriteError: If the budget has none of these forms, or if it is a fraction outside (0, 1].
 
     Example:
         >>> [limit_of(MEASURES["macs"], b, 3_000) for b in (0.5, "50%", 1200, "1.2k")]
@@ -74,7 +77,7 @@ def limit_of(measure: BudgetMeasure, budget: Budget, full: int) -> int:
     """
     parts = _FORM.fullmatch(budget.strip()) if isinstance(budget, str) else None
     if parts is not None:
-        # As digits: 0.1 is a tenth, not the nearest double.
+        # Exact arithmetic: 0.1 is a tenth, not the nearest double.
         number, unit = Fraction(parts[1]), _known_unit(measure, *parts.groups())
     elif isinstance(budget, int | float) and not isinstance(budget, bool) and budget < math.inf:
         number, unit = Fraction(str(budget)), ""
@@ -88,12 +91,12 @@ def limit_of(measure: BudgetMeasure, budget: Budget, full: int) -> int:
 
 
 def _not_a_budget(measure: BudgetMeasure, budget: Budget) -> RewriteError:
-    expected = f"a share such as 0.5 or 50%, or a number such as {measure.example}"
+    expected = f"a fraction such as 0.5 or 50%, or a number such as {measure.example}"
     return RewriteError("not a budget", where=measure.name, found=budget, expected=expected)
 
 
 def _known_unit(measure: BudgetMeasure, number: str, unit: str) -> str:
-    """Return the unit of an amount: ``%``, empty, or one of the measure's."""
+    """Return the unit of a budget, after checking that it is ``%``, empty or a known unit."""
     if unit not in ("", "%") and unit not in measure.units:
         units = ", ".join(filter(None, measure.units))
         raise RewriteError(
@@ -107,7 +110,7 @@ def _known_unit(measure: BudgetMeasure, number: str, unit: str) -> str:
 
 
 def _nearest(number: str, unit: str, units: Mapping[str, int]) -> str | None:
-    """Suggest the unit that differs in case, or by the B of bytes.
+    """Suggest a known unit that differs only in case or in a missing or extra ``B``.
 
     >>> _nearest("10", "m", _SUFFIX), _nearest("5", "Kb", _BYTES), _nearest("5", "m", _BYTES)
     ('did you mean 10M?', 'did you mean 5kB?', 'did you mean 5MB?')
@@ -120,7 +123,7 @@ def _nearest(number: str, unit: str, units: Mapping[str, int]) -> str | None:
 
 
 def amount_text(measure: BudgetMeasure, amount: float) -> str:
-    """Render an amount with the measure's unit.
+    """Format a cost with the unit of its measure.
 
     >>> amount_text(MEASURES["bytes"], 1_500_000), amount_text(MEASURES["macs"], 1_500_000)
     ('1.5MB', '1.5M')

@@ -28,7 +28,7 @@ from archgraph.states.importance import Importance, Scores, scores_of
 FitShape: TypeAlias = Literal["free", "nested", "uniform"]
 
 
-LEAST = 1e-12  # share of scores, for its logarithm
+LEAST = 1e-12  # smallest fraction of scores whose logarithm is taken
 
 
 @takes_graph
@@ -50,50 +50,54 @@ def fit(
     like: object = None,
     verify: bool = False,
 ) -> Rewritten:
-    """Return the largest submodel of a graph whose costs do not exceed the budgets.
+    """Return the largest submodel of a graph whose costs are within all budgets.
 
-    Costs are exact polynomials of the sizes, so no intermediate submodels are built. Without
-    `skip`, all blocks are kept, and only axes become narrower.
+    Without ``skip``, all blocks are kept, and only axes become narrower. A budget is a fraction of
+    the full model's cost (``0.5`` or ``"50%"``) or a cost (``2_000_000`` or ``"2M"``). Numbers up
+    to 1 are fractions.
 
     Args:
         graph: The architecture.
-        parameters: Budget of parameters. Every budget is a share of the full model's cost (``0.5``
-            or ``"50%"``) or an amount (``2_000_000`` or ``"2M"``). Numbers up to 1 are shares,
-            larger ones amounts. The submodel is within all budgets.
+        parameters: Budget of the number of parameters.
         macs: Budget of multiply–accumulates of one example in evaluation.
-        bytes: Budget of the state's bytes, ``"50MB"``.
-        activations: Budget of the bytes of all intermediate results of one example.
-        memory: Budget of the peak bytes of a training step, as
-            ``cost(graph).training(batch, optimizer)`` counts them.
-        batch: Batch size of the training step, required by `memory`.
-        optimizer: Optimiser of the training step: a name in ``torch.optim``, or ``momentum``.
-        shape: ``uniform``: the largest single share of every axis that a uniform cut affects (as in
-            :func:`archgraph.take`: whole heads), and of the depth of every section with removable
-            blocks. ``nested``: as many of them as fit also have the next larger share; for any two
-            budgets of one graph, one submodel lies within the other. ``free``: applied to all axes,
-            which are then widened until none could be wider (nearly so for a memory budget, since a
-            bound up to 5 % above the total is searched).
-        importance: Scores, or a file of scores. The best positions of each axis are kept instead of
-            the first; for ``nested`` and ``free`` submodels the share is a share of the scores.
-            Blocks are removed in the order of their scores.
-        multiple: Make sizes multiples of this number, which hardware prefers. Exceptions are heads,
-            axes with fewer than two multiples, and axes that are not cut.
-        keep: Axes that keep their size, by name, role or pattern, and blocks that stay; a block's
-            name also includes the axes inside it, not the width between blocks.
-        skip: Blocks that may be removed if needed, by name or pattern; ``"*"`` for all removable
-            ones. ``keep`` takes precedence.
-        like: The model that was traced, of transformers or its folder, or
-            ``functools.partial(timm.create_model, name, …)``: only sizes that its class can have
-            are chosen, so that :func:`archgraph.to_transformers` or :func:`archgraph.to_timm` can
-            write the submodel. Attention loses whole heads. Small changes of the arguments are
-            tried first, which takes seconds, and minutes where a folder is named instead of the
-            model. Adapters are added after the cut.
-        verify: Run the laws of the rewrites, :func:`archgraph.take` and :func:`archgraph.skip`.
+        bytes: Budget of the size of weights and buffers in bytes, e.g. ``"50MB"``.
+        activations: Budget of the size of all intermediate results of one example, in bytes.
+        memory: Budget of the peak memory of a training step in bytes, as predicted by
+            ``cost(graph).training(batch, optimizer)``.
+        batch: Batch size of the training step, required by ``memory``.
+        optimizer: Optimiser of the training step: the name of a class in ``torch.optim``, or
+            ``momentum``.
+        shape: How the sizes of different axes are related.
+
+            - ``uniform``: The same fraction of every width, as in :func:`archgraph.take`, and of
+              the number of blocks of every section in which blocks may be removed. Attention keeps
+              whole heads.
+            - ``nested``: Like ``uniform``, but single axes may have the next larger size if they
+              fit. The submodel for a smaller budget is a part of the one for a larger budget.
+            - ``free``: Every axis has its own size, including the width of heads. Axes are widened
+              until none can be wider. (With a memory budget, up to 5 % may remain unused.)
+        importance: Scores, or a file of scores. The positions with the highest scores are kept
+            instead of the first. For ``nested`` and ``free``, fractions are fractions of the sum of
+            scores instead of the number of positions. The blocks with the lowest scores are removed
+            first.
+        multiple: Make sizes multiples of this number, which hardware prefers. Exceptions are
+            numbers of heads, axes shorter than two multiples, and axes that are not cut.
+        keep: Axes that keep their size, as names, roles or patterns, and blocks that are not
+            removed. The name of a block also matches the axes inside the block, but not the width
+            between blocks.
+        skip: Names or patterns of blocks that may be removed if necessary; ``"*"`` for all
+            removable blocks. ``keep`` takes precedence.
+        like: The original model, to choose only sizes that its class supports. Then
+            :func:`archgraph.to_transformers` or :func:`archgraph.to_timm` can save the submodel.
+            Pass the model of transformers that was traced, or its folder, or
+            ``functools.partial(timm.create_model, name, …)``. The class is tried with different
+            arguments, which takes seconds, or minutes for a folder. Attention loses whole heads.
+            Add adapters after the cut.
+        verify: Verify the submodel as :func:`archgraph.take` and :func:`archgraph.skip` do.
 
     Raises:
-        RewriteError: If there is no budget, a budget is invalid, or no submodel is within the
-            budgets. In the last case, the message names the binding budget and the least possible
-            value.
+        RewriteError: If there is no budget; if a budget is invalid; if no submodel is within the
+            budgets (the message gives the smallest possible cost).
 
     Example:
         >>> import torch
@@ -152,10 +156,11 @@ def fit(
 def _check_request(
     budgets: Mapping[str, Budget], measures: Sequence[str], shape: str, multiple: int
 ) -> None:
-    """Check the request.
+    """Check budgets, shape and multiple.
 
     Raises:
-        RewriteError: If there is no budget, no such shape, or no multiple.
+        RewriteError: If there is no budget; if the shape is unknown; if ``multiple`` is not a
+            positive integer.
     """
     if not budgets:
         raise RewriteError("no budget", expected=f"one or more of {', '.join(measures)}")
@@ -168,12 +173,12 @@ def _check_request(
 def _widths(
     graph: ArchGraph, keep: Sequence[str], shape: FitShape, like: object
 ) -> tuple[list[AxisGroup], ClassCheck]:
-    """Return the groups of axes, and a check that the class of a model has a submodel."""
+    """Return the groups of axes that are cut, and a check that a model's class has a submodel."""
     if like is None or like is False:
         return [AxisGroup((axis,)) for axis in _cut(graph, keep, shape)], lambda small: None
     if like is True:  # as written in a file
-        hint = "pass the model; in a file `like: true` is for a model written `python:`"
-        raise RewriteError("not a model whose class can be queried", where="like", hint=hint)
+        hint = "pass the model; in a file, `like: true` requires a `python:` model"
+        raise RewriteError("needs the model itself", where="like", hint=hint)
     from archgraph.foreign.class_check import class_check  # torch.export and sympy
 
     check = class_check(like)
@@ -181,7 +186,7 @@ def _widths(
         check(Rewritten.identity(graph))
     except RewriteError as error:
         raise RewriteError(
-            "its class does not have the whole network",
+            "the model's class cannot construct the full network",
             where="like",
             found=error,
             hint="pass the model that was traced; adapters are added after the cut",
@@ -198,7 +203,7 @@ def _cut_to(
     *,
     verify: bool = False,
 ) -> Rewritten:
-    """Return the submodel of some sizes without some blocks and the axes inside them."""
+    """Return the submodel with the given sizes, without the skipped blocks."""
     gone = {name for block in skipped for name in costs.blocks[block]}
     cut = {axis: size for axis, size in sizes.items() if axis.name not in gone}
     small = take(graph, sizes=cut, importance=importance, verify=verify)
@@ -212,16 +217,17 @@ def _budgeted(
     batch: int | None,
     optimizer: Optimizer,
 ) -> dict[str, tuple[int, Sequence[CostPart]]]:
-    """Return the limit and the polynomial of each budget.
+    """Return a dict from budget to its limit and cost polynomial.
 
-    The memory of a step is the largest of several sums: each has the same limit, as ``memory 1`` …
+    The upper bound of memory is the maximum of several polynomials. Each of them is a budget with
+    the same limit: ``memory 1``, ``memory 2``, …
     """
     budgeted: dict[str, tuple[int, Sequence[CostPart]]] = {}
     for name, budget in budgets.items():
         if name == "memory":
             if batch is None:
-                hint = "`batch` says it, e.g. 32"
-                raise RewriteError("a training step of how many examples", where=name, hint=hint)
+                hint = "pass batch, e.g. batch=32; in a file batch: 32"
+                raise RewriteError("needs the batch size of a training step", where=name, hint=hint)
             step = cost(graph).training(batch, optimizer)
             limit = limit_of(MEASURES[name], budget, step.total)
             for number, parts in enumerate(step.polynomial.bounds(), 1):
@@ -241,11 +247,11 @@ def _search(
     multiple: int,
     blocks: Collection[str],
 ) -> Search:
-    """Return the search for a budget.
+    """Return the search for the given budgets.
 
-    1. The share of a width at a size is that of its positions, or of its scores.
-    2. It loses the logarithm of the share, times the part of the cost that grows with the width.
-    3. In a section the last blocks are removed first, or those with the lowest scores.
+    1. For each possible size of a width, compute the fraction of its positions, or of its scores.
+    2. The loss of a size is minus the logarithm of the fraction, times the elasticity of the cost.
+    3. In each section, the last blocks are removed first, or the blocks with the lowest scores.
     """
     limits = {name: limit for name, (limit, _) in budgeted.items()}
     units = {name: (len(widths), size) for name, size in costs.axes.items()}
@@ -270,7 +276,7 @@ def _search(
 
 
 def _share_of_scores(importance: Importance, width: AxisGroup) -> Floats:
-    """Return the share of a width's scores that its best positions have, by the number of units."""
+    """Return, for each number of units, the fraction of a width's scores that the best have."""
     shares = []
     for axis, positions in width.sizes(1).items():
         total = np.cumsum(np.sort(importance.of(axis))[::-1])
@@ -286,8 +292,9 @@ def _full(costs: CostPolynomial, measure: str) -> int:
 def _cut(graph: ArchGraph, keep: Sequence[str], shape: FitShape) -> list[Axis]:
     """Return the axes that may become smaller.
 
-    Excluded are kept axes, by patterns that may also name only blocks, and ranks: a client's rank
-    is a separate budget. If axes do not get their own sizes, only those that a uniform cut affects.
+    Axes that match ``keep`` and ranks of adapters are excluded. A pattern in ``keep`` may also
+    match only blocks. Unless the shape is ``free``, only one axis of each product of axes is
+    returned.
     """
     stay: set[str] = set()
     for pattern in keep:
@@ -303,10 +310,10 @@ def _cut(graph: ArchGraph, keep: Sequence[str], shape: FitShape) -> list[Axis]:
 def _named_blocks(
     graph: ArchGraph, costs: CostPolynomial, keep: Sequence[str], skip: str | Sequence[str]
 ) -> set[str]:
-    """Return the removable blocks.
+    """Return the blocks that the search may remove.
 
-    A block whose ends have equal size by chance is excluded: their axes would have to be cut
-    equally.
+    A block is excluded if the axes of its input and output differ, because a cut could make their
+    sizes unequal.
     """
     parts = structure(graph)
     stay = {b.name for b in parts.blocks if any(_is(b.name, pattern) for pattern in keep)}
@@ -327,7 +334,7 @@ def _check_possible(search: Search, costs: CostPolynomial) -> None:
     """Raise if even the smallest submodel exceeds a budget.
 
     Raises:
-        RewriteError: Names every binding budget, and the least possible value.
+        RewriteError: If it does. The message names each such budget and the smallest possible cost.
     """
     least = search.smallest()
     binds = search.exceeded(least)
@@ -335,7 +342,7 @@ def _check_possible(search: Search, costs: CostPolynomial) -> None:
         return
     sizes = search.sizes(least.at)
     amounts: dict[str, int] = {}
-    for name in binds:  # of several sums of one measure the largest
+    for name in binds:  # several polynomials of one measure: use the largest value
         value = int(search.tallies[name].value(sizes, least.skipped))
         measure = name.partition(" ")[0]
         amounts[measure] = max(value, amounts.get(measure, 0))
@@ -348,7 +355,7 @@ def _check_possible(search: Search, costs: CostPolynomial) -> None:
 
     more = set(costs.blocks) - least.skipped
     advice = ["skip='*' allows removing blocks"] * bool(more and not least.skipped)
-    advice += ["a budget above 1 is an amount, not a share"] * (min(limits.values()) < 100)
+    advice += ["a budget above 1 is a cost, not a fraction"] * (min(limits.values()) < 100)
     raise RewriteError(
         "no submodel is within the budget",
         where=", ".join(amounts),

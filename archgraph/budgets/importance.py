@@ -1,9 +1,10 @@
-"""Importance of positions and blocks: from weights or gradients.
+"""Score positions and blocks by their importance, from weights or gradients.
 
-The default method uses weights and needs no data. In each of four networks, the half of every axis
-with the highest scores was better than the first half. After an epoch of training, it was within a
-point of the best method. Deviations of activations, and the separately measured loss of each cut,
-were not better.
+The default method uses weights and needs no data. It was compared in four networks that were cut to
+half of every axis. In each of them, keeping the positions with the highest scores was better than
+keeping the first half. After an epoch of training, the accuracy was within a percentage point of
+the best method. Scores from standard deviations of activations, and from the measured loss of each
+cut, were not better.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from archgraph.states import State
 from archgraph.states.importance import Importance
 from archgraph.states.pieces import position_sums
 
-_LEAST = 1e-300  # of a length
+_LEAST = 1e-300  # smallest length to divide by
 
 LossFunction: TypeAlias = Callable[[Any, Any], Tensor]
 ImportanceMethod: TypeAlias = Literal["weights", "taylor"]
@@ -43,34 +44,32 @@ def importance(
     *,
     loss: LossFunction = nn.functional.cross_entropy,
 ) -> Importance:
-    """Score every position of every free axis and, with data, every removable block.
+    """Score every position of every free axis and, if data is passed, every removable block.
 
-    A position is scored by everything that it affects: the weights that compute it, those that read
-    it, and norms in between. Positions of a product of axes (heads, groups) are scored by sums over
-    the other axes.
+    A position (an index along an axis, such as a channel) is scored by all parameters that cutting
+    it would remove: the weights that compute it, the weights that use it, and the norms between.
 
     Args:
         graph: The architecture.
         state: Weights of the architecture.
-        data: Batches: pairs of inputs and targets, on the devices of the weights. Inputs are a
-            tensor, a list of several, or a mapping by name.
-        method: ``weights``: the Euclidean norm of the entries that a position affects (Li et al.
-            2017 for filters, Fang et al. 2023 for coupled cuts). ``taylor``: the first-order change
-            of the loss without it, ``|Σ weight · gradient|``, its mean over batches (Molchanov et
-            al. 2019, who square it).
-        loss: Maps outputs and targets to a number; only for ``taylor``.
+        data: Batches, as pairs of inputs and targets on the devices of the weights. Inputs are a
+            tensor, a list of tensors, or a dict from argument name to tensor.
+        method: How positions are scored. ``weights``: the Euclidean norm of the weights of a
+            position (Li et al. 2017 for filters, Fang et al. 2023 for coupled cuts). ``taylor``:
+            the first-order change of the loss without the position, ``|Σ weight · gradient|``,
+            averaged over batches (Molchanov et al. 2019, who use its square).
+        loss: Function from outputs and targets to a number. Used only by ``taylor``.
 
     Returns:
-        Scores by axis. With data also the influence of each removable block: one minus the cosine
-        similarity of its input and output, averaged over examples and positions (ShortGPT, Men et
-        al. 2024); for a dense block, of its output with and without the appended features. For a
-        block that leads from one axis to another (a chain) it depends on the order of positions, as
-        removing the block does.
+        The scores. The score of a removable block is one minus the cosine similarity of its input
+        and output, averaged over examples and positions (ShortGPT, Men et al. 2024). For a dense
+        block, its outputs with and without the new features are compared. For a block without a
+        shortcut, the score depends on the order of the channels.
 
     Raises:
         DataError: If the method needs data and there is none.
-        RewriteError: For an unknown method.
-        GraphError: If the state does not fit the graph.
+        RewriteError: If the method is unknown.
+        GraphError: If the state does not match the graph.
 
     Example:
         >>> import torch
@@ -104,12 +103,12 @@ def _listed(scores: Mapping[str, Tensor]) -> dict[str, list[float]]:
 
 
 def _parameters(net: nn.Module) -> dict[str, nn.Parameter]:
-    """Return a dict from each name of a parameter, aliases included, to its tensor."""
+    """Return a dict from name to parameter; a tied parameter occurs under each of its names."""
     return dict(net.named_parameters(remove_duplicate=False))
 
 
 def _sums(graph: ArchGraph, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Sum the parameters that each position of each free axis affects."""
+    """Sum, for each position of each free axis, the values of the parameters at this position."""
     solved = axes(graph)
     sums = {a.name: torch.zeros(a.size, dtype=torch.float64) for a in solved.free}
     for name, tensor in tensors.items():
@@ -123,8 +122,9 @@ def _trained(graph: ArchGraph) -> list[str]:
 
 
 def _norms(graph: ArchGraph, state: State) -> dict[str, Tensor]:
-    # Not shares of each tensor's norm, which stay when a layer is scaled up and the next one down:
-    # they weight a bias as much as a kernel, and were worse in three of four networks.
+    # Not relative to each tensor's norm, although this would not change when a layer is scaled up
+    # and the next one down: a bias would count as much as a kernel, and results were worse in three
+    # of four networks.
     parameters = _parameters(build(graph, state))
     squares = {name: _wide(parameters[name].detach()).abs() ** 2 for name in _trained(graph)}
     return {axis: total.sqrt() for axis, total in _sums(graph, squares).items()}
@@ -138,11 +138,11 @@ class _Measured:
     """Measurements of a network on batches in evaluation mode.
 
     Attributes:
-        turns: Dict from block to the sum of one minus the cosine of input and output, and the
-            number of terms.
-        slopes: Dict from axis to the change of the loss without each position, to first order,
-            summed over batches.
-        batches: Number of batches.
+        turns: Dict from block to the sum of (one minus the cosine of input and output), and the
+            number of summands.
+        slopes: Dict from axis to the first-order change of the loss without each position, summed
+            over batches.
+        batches: Number of batches so far.
     """
 
     def __init__(
@@ -151,21 +151,21 @@ class _Measured:
         self.graph, self.loss, self.taylor = graph, loss, method == "taylor"
         self.blocks = _comparable(graph)
         self.names = tuple(dict.fromkeys(n for block in self.blocks for n in _ends(block)))
-        # In the mode of evaluation throughout: no dropout, running statistics.
+        # Evaluation mode: no dropout, and running statistics of norms.
         probe = specialise(graph, training=False)
         alive = set(probe.node)
         self.names = tuple(name for name in self.names if name in alive)
         probe = probe.replace(outputs=(probe.outputs, *map(Ref, self.names)))
         self.net = build(probe, state).eval()
         if self.taylor:
-            for parameter in self.net.parameters():  # those that are frozen, too
+            for parameter in self.net.parameters():  # also frozen parameters
                 parameter.requires_grad_(parameter.is_floating_point() or parameter.is_complex())
         self.turns: dict[str, tuple[float, int]] = {}
         self.slopes = {a.name: torch.zeros(a.size, dtype=torch.float64) for a in axes(graph).free}
         self.batches = 0
 
     def add(self, inputs: Any, targets: Any) -> None:
-        """Run a batch."""
+        """Run the network on a batch, and add its measurements."""
         self.batches += 1
         with nullcontext() if self.taylor else torch.no_grad():
             outputs, *results = called(self.net, inputs)
@@ -193,9 +193,9 @@ class _Measured:
 
 
 def _ends(block: Block) -> tuple[str, ...]:
-    """Return the results that show a block's effect: the one with it, then those without.
+    """Return the output of a block, and the results that it is compared with.
 
-    For a dense block, whose result is longer than its input, these are the appended features.
+    These are the block's input, or for a dense block its new features.
     """
     return (block.merge, *block.terms) if block.terms else (block.exit, block.bypass)
 
@@ -213,7 +213,10 @@ def _comparable(graph: ArchGraph) -> tuple[Block, ...]:
 
 
 def _turn(graph: ArchGraph, block: Block, values: Mapping[str, Tensor]) -> Tensor:
-    """Compute one minus the cosine similarity with and without a block, at each place."""
+    """Return one minus the cosine similarity of the values with and without a block.
+
+    There is one value for each example and position (pixel, token).
+    """
 
     def summed(name: str, tensor: Tensor) -> Tensor:
         layouts = axes(graph).value[name][0]
@@ -223,12 +226,12 @@ def _turn(graph: ArchGraph, block: Block, values: Mapping[str, Tensor]) -> Tenso
     end, *others = _ends(block)
     wide = {name: _wide(values[name]) for name in (end, *others)}
     squares = {name: summed(name, tensor.abs() ** 2) for name, tensor in wide.items()}
-    if block.terms:  # without the block they are zero, and the rest is the same
+    if block.terms:  # without the block, the new features are zero and the others are unchanged
         dot = rest = squares[end] - torch.stack([squares[name] for name in others]).sum(0)
         same = rest == squares[end]
     else:
         dot, rest = summed(end, (wide[end] * wide[others[0]].conj()).real), squares[others[0]]
         same = summed(end, (wide[end] - wide[others[0]]).abs() ** 2) == 0
     lengths = (squares[end] * rest).clamp(min=0).sqrt()
-    # Zero that stays zero is unchanged.
+    # If both are zero, the cosine is 1.
     return 1 - torch.where(same, 1.0, dot / lengths.clamp(min=_LEAST))

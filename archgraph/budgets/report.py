@@ -1,4 +1,4 @@
-"""Costs of a submodel for a budget, as tables."""
+"""Tables of the costs of a submodel, next to the budgets."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BATCH, OPTIMIZER = 32, "sgd"
 
 @dataclass(frozen=True, slots=True)
 class BudgetRange:
-    """The possible budgets of a measure.
+    """The range of possible budgets of a measure.
 
     Attributes:
         full: Cost of the full model.
@@ -35,8 +35,8 @@ class BudgetRange:
 def budget_ranges(graph: ArchGraph) -> dict[str, BudgetRange]:
     """Return a dict from measure to the cost of a model and of its smallest submodels.
 
-    Memory is that of a training step of 32 examples with SGD. No submodel is built, since costs are
-    polynomials of the sizes.
+    Memory is the memory of a training step with 32 examples and SGD. No submodel is built, because
+    costs are polynomials of the sizes.
 
     Example:
         >>> import torch
@@ -59,7 +59,7 @@ def budget_ranges(graph: ArchGraph) -> dict[str, BudgetRange]:
 
 
 def range_table(ranges: Mapping[str, BudgetRange]) -> Table:
-    """Tabulate the range of budgets, a row for each measure."""
+    """Return a table with the range of budgets, one row for each measure."""
     removable = any(one.least != one.without_blocks for one in ranges.values())
     columns = ("budget", "whole model", "least", *(["without blocks"] if removable else []))
     rows = []
@@ -72,7 +72,7 @@ def range_table(ranges: Mapping[str, BudgetRange]) -> Table:
 
 
 def fit_tables(graph: ArchGraph, small: ArchGraph, options: FitOptions) -> tuple[Table, ...]:
-    """Return the costs of a model and its submodel next to the budgets, and the narrower axes.
+    """Return a table of the costs of a model and its submodel, and a table of the narrower axes.
 
     Args:
         graph: The model.
@@ -112,7 +112,7 @@ def fit_tables(graph: ArchGraph, small: ArchGraph, options: FitOptions) -> tuple
 
 
 def _row(measure: BudgetMeasure, before: Cost, after: Cost, options: FitOptions) -> tuple[str, ...]:
-    """Return the costs of a model and its submodel by a measure, next to its budget."""
+    """Return the row of a measure: the costs of the model and the submodel, and the budget."""
     name, budget = measure.name, getattr(options, measure.name)
     full, left = (_amount(name, of, options) for of in (before, after))
     limit = None if budget is None else limit_of(measure, budget, full)

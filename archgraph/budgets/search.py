@@ -1,8 +1,9 @@
-"""The sizes and blocks within a budget: a search over exact cost polynomials.
+"""Search for the sizes and blocks of a submodel within budgets, with exact cost polynomials.
 
-It keeps the proportions of the network. Other objectives are arbitrary if the weights are unknown:
-the largest product of widths, for example, leaves the middle layer of 64 → 64 → 64 → 64 at 64 and
-cuts the others to 16, for a quarter of the multiply–accumulates.
+The search keeps the proportions of the network, because the weights may be unknown. Other
+objectives would be arbitrary. For example, to maximise the product of all widths of 64 → 64 → 64 →
+64 within a quarter of the multiply–accumulates, one would keep 64 in the middle and cut the others
+to 16.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ Floats: TypeAlias = npt.NDArray[np.float64]
 Ints: TypeAlias = npt.NDArray[np.int64]
 
 
-# A width grows in steps of about this many parts of its grid.
+# A width first grows in steps of about 1 / STEPS of its grid of sizes.
 STEPS = 32
 
 
@@ -31,7 +32,7 @@ class Submodel:
     """The sizes and the removed blocks that define a submodel.
 
     Attributes:
-        at: For each width, the index of its size among its possible sizes, ``[width]``.
+        at: For each width, the index of its size in its list of possible sizes. Shape ``[width]``.
         skipped: Names of the removed blocks.
     """
 
@@ -40,12 +41,12 @@ class Submodel:
 
 
 class Tally:
-    """The cost of any submodel in one measure, and its change with each width.
+    """The costs of submodels in one measure, as NumPy arrays for fast evaluation.
 
     Args:
-        parts: The cost polynomial of the measure.
-        widths: Dict from axis to the index of its width and its positions per unit; for an axis
-            that is not cut, `count` and its size.
+        parts: The terms of the measure's cost polynomial.
+        widths: Dict from axis to the index of its width and its number of positions per unit. For
+            an axis that is not cut: ``count`` and its size.
         count: Number of widths.
         blocks: Dict from each removable block to the axes that are removed with it.
     """
@@ -66,7 +67,7 @@ class Tally:
         scaled = [c * math.prod(widths[name][1] for name in m) for _, m, c in terms]
         self.coefficients = np.array(scaled, dtype=np.float64)
         degree = max((len(m) for m in self.monomials), default=0)
-        # Factors of each term; the size 1 after the widths fills up a short one.
+        # Factors of each term. Terms with fewer factors are padded with index `count`, of size 1.
         self.factors = np.full((len(terms), degree), self.count)
         places: dict[tuple[int, int], int] = {}  # (term, width): exponent
         for term, monomial in enumerate(self.monomials):
@@ -79,7 +80,7 @@ class Tally:
         self.active: dict[frozenset[str], Floats] = {}
 
     def there(self, skipped: frozenset[str]) -> Floats:
-        """Return the coefficients of the polynomial, 0 for terms of removed blocks."""
+        """Return the coefficients of all terms; 0 for terms of removed blocks."""
         if skipped not in self.active:
             gone = {name for block in skipped for name in self.blocks[block]}
             stays = np.array([part.there(skipped) for part in self.parts])[self.part]
@@ -95,18 +96,18 @@ class Tally:
         return values
 
     def value(self, sizes: Floats, skipped: frozenset[str]) -> float:
-        """Return the cost; exact if it is an integer below 2⁵³."""
+        """Return the cost. It is exact if it is an integer below 2⁵³."""
         return float(self.terms(sizes, skipped).sum())
 
     def changes(self, sizes: Floats, others: Floats, skipped: frozenset[str]) -> Floats:
-        """Return the change of the cost if one width has its other size, for each width."""
+        """Return, for each width, how the cost changes if only this width gets its other size."""
         ratio = (others / sizes)[self.width] ** self.exponent - 1
         weights = self.terms(sizes, skipped)[self.term] * ratio
         changes: Floats = np.bincount(self.width, weights, minlength=self.count).astype(np.float64)
         return changes
 
     def elasticity(self, sizes: Floats) -> Floats:
-        """Return the share of the cost that grows with each width: ∂log cost / ∂log size."""
+        """Return the elasticity of the cost in each width, ∂log cost / ∂log size."""
         terms = self.terms(sizes, frozenset())
         weights = terms[self.term] * self.exponent
         return np.bincount(self.width, weights, minlength=self.count) / max(terms.sum(), 1.0)
@@ -114,15 +115,16 @@ class Tally:
 
 @dataclass(frozen=True)
 class Search:
-    """Submodels within budgets.
+    """A search for submodels within budgets.
 
     Attributes:
         tallies: Dict from measure to its :class:`Tally`.
         limits: Dict from each measure with a budget to the largest allowed cost.
-        grids: For each width, its possible sizes, ascending; the last one is its full size.
-        shares: For each width, the share of each possible size, ascending; the last one is 1.
-        losses: For each width, the loss of each possible size; the last one is 0.
-        depths: For each section, its number of blocks, and the removable ones in order of removal.
+        grids: For each width, its possible sizes, ascending. The last one is its full size.
+        shares: For each width, the fraction of the width at each possible size. The last one is 1.
+        losses: For each width, the loss at each possible size. The last one is 0.
+        depths: For each section, its number of blocks, and its removable blocks in the order of
+            removal.
     """
 
     tallies: Mapping[str, Tally]
@@ -133,7 +135,7 @@ class Search:
     depths: Sequence[tuple[int, Sequence[str]]] = ()
 
     def sizes(self, at: Ints) -> Floats:
-        """Return the sizes of all widths, by their indices in the grids."""
+        """Return the sizes of all widths from their indices in the grids."""
         chosen = (grid[i] for grid, i in zip(self.grids, at, strict=True))
         return np.fromiter(chosen, dtype=np.float64, count=len(at))
 
@@ -159,13 +161,13 @@ class Search:
         return Submodel(np.zeros(len(self.grids), dtype=np.int64), skipped)
 
     def by_share(self, *, uniform: bool) -> Iterator[Submodel]:
-        """Yield the submodels within the budgets on the path of one share, largest first.
+        """Yield the submodels within the budgets that one fraction of all widths defines.
 
-        1. Let a share fall from 1 to 0. Each width has the smallest size of its grid whose share is
-           no smaller, and each section the fewest of its blocks.
-        2. Changes at the same share happen in order: the first width first.
-        3. Each change makes the submodel cheaper, so the first that fits is found by bisection:
-           among all points, or among those where one share is complete.
+        1. Let the fraction decrease from 1 to 0. Each width has the smallest possible size that is
+           at least this fraction of the width, and each section the smallest such number of blocks.
+        2. If several widths change at the same fraction, they change one after the other.
+        3. Each change makes the submodel cheaper, so bisection finds the first submodel that fits.
+           If ``uniform`` is True, only submodels after all changes at a fraction count.
         """
         shares = [share[:-1] for share in self.shares]  # where each width moves down
         shares += [np.arange(n - 1, n - 1 - len(names), -1) / n for n, names in self.depths]
@@ -187,7 +189,9 @@ class Search:
         yield from (point(int(number)) for number in numbers[first:])
 
     def filled(self, point: Submodel, last: Ints | None = None) -> Submodel:
-        """Return a submodel with larger widths, best gain for its cost first, while it fits.
+        """Widen single widths of a submodel until no width can be wider within the budgets.
+
+        In each step, the width with the best ratio of gain to cost grows.
 
         Args:
             point: The submodel.
@@ -216,7 +220,7 @@ class Search:
         return Submodel(at, point.skipped)
 
     def narrower(self, point: Submodel) -> Iterator[Submodel]:
-        """Yield a submodel, then others: each has another width a step smaller, and is filled."""
+        """Yield a submodel, then variants: one width is a step smaller, the others are filled."""
         yield point
         for width in np.flatnonzero(point.at):
             at, last = point.at.copy(), self.start.at

@@ -1,4 +1,4 @@
-"""Possible sizes of a submodel: any size of each axis, or those that a model class supports."""
+"""Determine the possible sizes of axes: all sizes, or those that a model's class supports."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ from archgraph.rewrites.take import take
 from archgraph.states import Rewritten
 
 ClassCheck = Callable[[Rewritten], object]
-"""Raises a RewriteError for a network that the class of its model cannot construct."""
+"""Function that raises a RewriteError if the model's class cannot construct a network."""
 
 
 @dataclass(frozen=True)
 class AxisGroup:
-    """Axes that are cut together, each to the same share of its size.
+    """Axes that are cut together, each to the same fraction of its size.
+
+    Every axis is divided into the same number of equal parts, called units.
 
     Attributes:
         axes: The axes that are cut together.
-        step: The number of units changes in multiples of this.
+        step: The number of units changes in multiples of this number.
     """
 
     axes: tuple[Axis, ...]
@@ -36,13 +38,13 @@ class AxisGroup:
         return math.gcd(*(axis.size for axis in self.axes))
 
     def sizes(self, units: int) -> dict[Axis, int]:
-        """Return a dict from axis to its size if this many units stay."""
+        """Return a dict from axis to its size with this number of units."""
         return {axis: axis.size // self.units * units for axis in self.axes}
 
     def grid(self, multiple: int) -> list[int]:
-        """Return the numbers of units that may stay, ascending; sizes are multiples of a number.
+        """Return the numbers of units, ascending, for which sizes are multiples of ``multiple``.
 
-        Exceptions are heads, and axes of fewer than two multiples.
+        Numbers of heads, and axes shorter than ``2 * multiple``, need not be multiples.
         """
         bound = [a for a in self.axes if a.role != "heads" and a.size >= 2 * multiple]
         units = self.units
@@ -52,25 +54,24 @@ class AxisGroup:
 
 
 def smaller(widths: Sequence[AxisGroup], units: Iterable[float]) -> dict[Axis, int]:
-    """Return the sizes of the axes that become smaller where some units of each width stay."""
+    """Return a dict from each axis that becomes smaller to its size, for given numbers of units."""
     chosen = (width.sizes(int(number)) for width, number in zip(widths, units, strict=True))
     return {axis: n for sizes in chosen for axis, n in sizes.items() if n < axis.size}
 
 
 def widths_of_class(graph: ArchGraph, among: Iterable[Axis], check: ClassCheck) -> list[AxisGroup]:
-    """Return the widths that the class of a model allows to be smaller, by querying the class.
+    """Return the widths that can be smaller in the class of a model, by trying sizes.
 
-    1. Axes of equal size that differ only in the numbers of layers are one width.
-    2. Each width is halved alone. If the class ties it to other widths, which were not halved,
-       these become one width. If the class has no such network for another reason, the width is not
-       cut.
-    3. Cuts are multiples of the first divisor of the width by which it can become smaller, since a
-       class may require a multiple of its number of heads.
+    1. Axes of equal size whose names differ only in layer numbers form one width.
+    2. Halve each width alone. If the class requires that other widths change as well, unite these
+       widths. If the class does not support the network for another reason, the width is not cut.
+    3. Find the smallest step by which the class can reduce the width, among the divisors of the
+       width. A class may require a multiple of the number of heads.
 
     Args:
         graph: The network.
         among: Axes that may be cut.
-        check: Returns whether the class supports given sizes.
+        check: Function that raises an error if the class does not support a network.
     """
     alike: dict[tuple[str, int], list[Axis]] = {}
     for axis in among:
@@ -91,7 +92,7 @@ def widths_of_class(graph: ArchGraph, among: Iterable[Axis], check: ClassCheck) 
 
 
 def _step(graph: ArchGraph, width: AxisGroup, check: ClassCheck) -> int:
-    """Return the first divisor of a width by which it can become smaller; half of it can go."""
+    """Return the smallest divisor of a width by which the class can reduce the width."""
     units = width.units
     for step in range(1, units // 2 + 1):
         half = 2 * step == units
@@ -103,7 +104,7 @@ def _step(graph: ArchGraph, width: AxisGroup, check: ClassCheck) -> int:
 def _tied(
     graph: ArchGraph, width: AxisGroup, units: int, check: ClassCheck
 ) -> frozenset[str] | None:
-    """Return the uncut axes that prevent a cut; None if the class has the network."""
+    """Return the uncut axes that prevent a cut; None if the class supports the network."""
     try:
         check(take(graph, sizes=width.sizes(max(units, 1))))
     except RewriteError as error:

@@ -1,12 +1,13 @@
 """Build an ``nn.Module`` from an :class:`ArchGraph`.
 
-The module consists of ``torch.nn`` layers at the paths of the model, blocks for paths whose work is
-contiguous, and containers otherwise. A graph caches a template of its module, with the classes and
-the generated code. Building copies the template and fills in tensors.
+The module has ``torch.nn`` layers at the paths of the traced model. Other paths are blocks with a
+generated forward, or containers. A graph caches a template of its module, with the classes and the
+generated code. Building a module copies the template and fills in tensors.
 
-Hooks, pruning, adapters and per-example gradients work on layers. A module with the right weights
-but without layers accepted them and did nothing. A ``torch.fx.GraphModule`` has a single graph, so
-code for training only would also run in evaluation, and each copy would generate its code again.
+The module has layers because hooks, pruning, adapters and per-example gradients need them. A module
+with the right weights but without layers would accept a hook and never call it. The module is not a
+``torch.fx.GraphModule``, because that has one graph for training and evaluation, and each copy
+would generate its code again.
 """
 
 from __future__ import annotations
@@ -34,75 +35,77 @@ from archgraph.states.state import missing, widened
 
 
 class ArchBlock(nn.Module):
-    """A part of a built module that computes the work of one module path.
+    """A submodule of a built module, with a generated forward.
 
-    Its arguments are the values that the work reads from outside, in order of first use. It returns
-    the values that others read, as a tuple if there are several. Its class belongs to one graph.
+    Its arguments are the values that its operators use from outside, in order of first use. It
+    returns the values that operators outside use, as a tuple if there are several.
     """
 
     _graph: ClassVar[ArchGraph]  # not ``arch``, which marks modules that compute a whole graph
     _path: ClassVar[str] = ""
 
     def extra_repr(self) -> str:
-        """Describe a recurrent layer whose layers or directions have unequal sizes after a cut."""
+        """Return a description of recurrent layers that have unequal sizes after a cut."""
         return single_layers(self._graph, [n for n in self._graph.nodes if n.scope == self._path])
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickle by graph and path, since the class is not importable; includes user changes."""
+        """Pickle the graph, the path and the attributes, because the class is not importable."""
         return _blank, (self._graph, self._path), self.__getstate__()
 
 
 class ArchModule(ArchBlock):
     """A module built from a graph.
 
+    The module has the state-dict keys, layers, training flags and outputs of the model from which
+    the graph was traced.
+
     Attributes:
-        arch: The graph. The module has the state-dict keys, layers, training flags and outputs of
-            the model that the graph was traced from.
+        arch: The graph.
     """
 
     arch: ClassVar[ArchGraph]
 
     def extra_repr(self) -> str:
-        """Describe the module in one line: name, operators."""
+        """Return the name of the graph and its number of operators."""
         return f"{self.arch.name}: {len(self.arch.nodes)} operators"
 
 
 class ArchSequential(ArchModule, nn.Sequential):
-    """A module built from a chain of modules, such as a traced ``nn.Sequential``."""
+    """A built module that calls its submodules in sequence, such as a traced ``nn.Sequential``."""
 
     def __getitem__(self, index: slice | int) -> nn.Module:
-        """Return one module, or a plain ``nn.Sequential`` for a slice."""
-        # torch creates the slice by calling the class, but its graph computes all modules.
+        """Return the module at an index, or an ``nn.Sequential`` for a slice."""
+        # nn.Sequential creates a slice by calling its class, but this class has the whole graph.
         if isinstance(index, slice):
             return nn.Sequential(OrderedDict(list(self._modules.items())[index]))
         return super().__getitem__(index)
 
 
 def _blank(graph: ArchGraph, path: str) -> nn.Module:
-    """Return an empty module of the class that a path of a graph has."""
+    """Return an empty module of the class of the module at a path of a graph."""
     kind = type(_template(graph).parts[path])
     return kind.__new__(kind)
 
 
 @takes_graph
 def build(graph: ArchGraph, state: State | None = None, *, seed: int = 0) -> ArchModule:
-    """Build the module that computes a graph.
+    """Build the ``nn.Module`` that computes a graph.
 
-    The module consists of ``torch.nn`` layers under the paths of the traced model, so hooks,
-    pruning, parametrisations, adapters and replaced layers work as on that model. Each part is in
-    the mode that it had when the model was traced. A module built from a graph that was not traced
-    is in train mode.
+    The module has ``torch.nn`` layers at the paths of the traced model, so hooks, pruning,
+    parametrisations, adapters and replaced layers work as on that model. Each submodule is in the
+    mode (train or eval) that it had when the model was traced. If the graph was not traced, the
+    module is in train mode.
 
     Args:
         graph: The architecture, or the result of a rewrite.
         state: Dict from name to tensor, as returned by :func:`trace`, :func:`state_of` and
-            ``transfer.pull``. They are copied and stay on their devices. Default: new values,
-            initialised like those of the original layers.
-        seed: Seed of new values.
+            ``transfer.pull``. The tensors are copied and stay on their devices. Default: new
+            weights, initialised as in the ``torch.nn`` layers.
+        seed: Seed of the new weights.
 
     Raises:
-        GraphError: If the state lacks a tensor, has one with another shape, or has different values
-            under the names of a tied tensor.
+        GraphError: If the state lacks a tensor; if a tensor has another shape than in the graph; if
+            the names of a tied tensor have different values.
 
     Example:
         >>> from archgraph.capture.trace import trace
@@ -123,9 +126,9 @@ def filled(
 
     Args:
         graph: The architecture.
-        state: Tensors by name.
-        training: The mode of all parts. Default: the modes in the graph.
-        shared: Whether parameters share memory with the state instead of being copied.
+        state: Dict from name to tensor.
+        training: The mode of all submodules. Default: the modes in the graph.
+        shared: If True, parameters share memory with the state instead of being copied.
     """
     _check_fit(graph, state, _shapes(graph))
     leaves: dict[str, Tensor] = {}
@@ -148,21 +151,22 @@ def filled(
 
 
 class Template:
-    """A built module without tensors, and the destinations of its leaves.
+    """A built module without tensors, and the module to which each parameter or buffer belongs.
 
-    1. Generate the network's forward, and a block for the work of each path. If a block would run
-       after code that reads its results, no path becomes a block.
-    2. Create a module for each path with work or leaves: a layer, chain, list, block or container.
-    3. Fill the missing numbers of lists and chains with identities.
-    4. Let all names of a shared module stand for the same module.
-    5. Register each module in its parent; keep constants out of the state dict.
+    1. Generate the forward of the network and of the block at each path. If a block would run after
+       code that uses its results, generate the network's forward without any blocks.
+    2. Create a module for each path with operators or leaves: a layer, ``nn.Sequential``,
+       ``nn.ModuleList``, block or container.
+    3. Fill gaps in the numbers of lists and sequences with ``nn.Identity``.
+    4. Use one module for all names of a shared module.
+    5. Register each module in its parent, and exclude constants from the state dict.
 
     Attributes:
         parts: Dict from path to module, parents first, including the root.
-        leaves: For each state-dict key and constant, the module's path, the name in the module, and
-            the leaf.
-        copied: Each module with the names of its attributes that are tables.
-        inside: Each path except the root with its parent's path and its name there.
+        leaves: For each state-dict key and constant, the path of its module, its name in the
+            module, and the name of the leaf in the graph.
+        copied: Pairs of a module and the names of its attributes that are dicts, sets or lists.
+        inside: For each path except the root: the path, the path of the parent, and the name there.
     """
 
     def __init__(self, graph: ArchGraph) -> None:
@@ -190,7 +194,7 @@ class Template:
         self.inside = [(path, *_split(path)) for path in self.parts if path]
 
     def _fill(self, tree: Mapping[str, list[str]]) -> None:
-        """Add missing numbers to the names in lists and chains, with identities as modules."""
+        """Fill gaps in the numbers of lists and sequences with ``nn.Identity``."""
         for path, names in tree.items():
             if are_numbers(names) and isinstance(self.parts[path], nn.Sequential | nn.ModuleList):
                 numbers = {*map(int, names), *range(min(max(map(int, names)), _GAPS + len(names)))}
@@ -201,7 +205,7 @@ class Template:
     def _enter(self, tree: Mapping[str, Iterable[str]]) -> None:
         """Register modules in their parents, and exclude constants from the state dict."""
         for path, names in tree.items():
-            # Into the table: ``self.type = Linear(…)`` is legal, ``add_module("type", …)`` is not.
+            # Write into the table, because ``add_module`` refuses names such as "type".
             self.parts[path]._modules.update((n, self.parts[joined(path, n)]) for n in names)
         for path, name, leaf in self.leaves:
             part = self.parts[path]
@@ -211,7 +215,7 @@ class Template:
                 part._non_persistent_buffers_set.add(name)
 
     def _unite(self, shared: Iterable[tuple[str, ...]]) -> None:
-        """Use one part for all names of a shared module: the same layer, or the same code."""
+        """Use one module for all names of a shared module, if its layer or its code is the same."""
         layers, blocks = self.blocks.plan.layers, self.blocks.forwards
         for first, *others in shared:
             layer, block = layers.get(first), blocks.get(first)
@@ -222,7 +226,7 @@ class Template:
                     self.parts[path] = self.parts[first]
 
     def _root(self, root: Forward, names: tuple[str, ...], owns: bool) -> nn.Module:
-        """Return the network itself; a chain if it only calls its modules in turn."""
+        """Return the network itself, an ``ArchSequential`` if it calls its modules in sequence."""
         kind, run = ArchModule, root.run
         match self.graph.inputs, self.graph.outputs:
             case ((("input", Ref()),), Ref()) if not owns and self.blocks.chain("") == names:
@@ -231,11 +235,17 @@ class Template:
         return self._block(kind, "", forward=run, arch=self.graph)
 
     def _part(self, path: str, names: tuple[str, ...], owns: bool) -> nn.Module:
-        """Return the module at a path with child modules of these names, and possibly leaves."""
+        """Return a module for a path.
+
+        Args:
+            path: The path.
+            names: Names of its child modules.
+            owns: Whether parameters or buffers belong to the path itself.
+        """
         layer, block = self.blocks.plan.layers.get(path), self.blocks.forwards.get(path)
         if layer is not None:
             module = layer.module()
-            if layer.counter:  # remains None if the graph does not have it
+            if layer.counter:  # remains None if the graph does not have this buffer
                 module._buffers[layer.counter] = None
             return module
         if block is None:
@@ -245,12 +255,17 @@ class Template:
         return self._block(ArchBlock, path, forward=block.run)
 
     def _block(self, base: type[ArchBlock], path: str, **attributes: object) -> nn.Module:
-        """Return a module of a new class, which stores its graph and path."""
+        """Return a module of a new subclass of ``base``, which stores the graph and the path."""
         attributes |= {"_graph": self.graph, "_path": path, "__module__": __name__}
         return type(base.__name__, (base,), attributes)()
 
     def filled(self, leaves: Mapping[str, Tensor], training: bool | None = None) -> ArchModule:
-        """Return a copy with tensors, in a mode. Default: the modes in the graph."""
+        """Return a copy of the module with tensors.
+
+        Args:
+            leaves: Dict from leaf to tensor.
+            training: The mode of all submodules. Default: the modes in the graph.
+        """
         shared = {part: _copied(part, tables) for part, tables in self.copied}
         copies = {path: shared[part] for path, part in self.parts.items()}
         for path, outer, name in self.inside:
@@ -262,7 +277,7 @@ class Template:
             module, tensor = copies[path], leaves[leaf]
             if type(module).__setattr__ is not nn.Module.__setattr__:
                 setattr(module, name, tensor)  # a recurrent layer also keeps a list of its weights
-            # Into the tables: setting an attribute would search all others, for each tensor.
+            # Write into the tables, because setting an attribute searches all tables each time.
             elif isinstance(tensor, nn.Parameter):
                 module._parameters[name] = tensor
             else:
@@ -272,8 +287,7 @@ class Template:
 
 def _forwards(plan: ModulePlan) -> tuple[Blocks, Forward]:
     """Return the blocks of a plan, and the forward of the network that calls them."""
-    # Only code generation shows which blocks exist: readers look up a block's results, and a block
-    # that runs later has none yet.
+    # A KeyError means that an operator uses the result of a block that runs later.
     blocks = Blocks(plan)
     try:
         return blocks, forward(plan, "", plan.work, blocks)
@@ -282,19 +296,19 @@ def _forwards(plan: ModulePlan) -> tuple[Blocks, Forward]:
         return blocks, forward(plan, "", plan.work, blocks)
 
 
-_GAPS = 1000  # maximum number of modules without work in one list
+_GAPS = 1000  # maximum number of identities to fill gaps in one list
 
 
 def _template(graph: ArchGraph) -> Template:
     return graph._memo("archgraph.build", Template)
 
 
-_TABLES = frozenset((dict, OrderedDict, set, list))  # of a module and of a recurrent layer
+_TABLES = frozenset((dict, OrderedDict, set, list))  # types of attributes that a copy must copy
 
 
 def _copied(module: nn.Module, tables: Iterable[str]) -> nn.Module:
-    """Return a copy of a module with its own tables, but the same contents."""
-    # Not copy.copy(): a block pickles by its graph (:meth:`ArchBlock.__reduce__`).
+    """Return a shallow copy of a module whose dicts, sets and lists are copied as well."""
+    # Not copy.copy(), which would call :meth:`ArchBlock.__reduce__`.
     copy = module.__new__(type(module))
     values = copy.__dict__
     values.update(vars(module))
@@ -304,13 +318,13 @@ def _copied(module: nn.Module, tables: Iterable[str]) -> nn.Module:
 
 
 def _split(name: str) -> tuple[str, str]:
-    """Return the parent's path of a module or leaf, and its name there."""
+    """Return the path of the parent of a module or leaf, and its name in the parent."""
     path, _, last = name.rpartition(".")
     return path, last
 
 
 def _names(graph: ArchGraph) -> Iterable[tuple[str, Param]]:
-    """Return all names of leaves; those of tied leaves come last, as in the original's state."""
+    """Return all names of leaves, each with its leaf; further names of tied leaves come last."""
     names = [
         *((param.name, param) for param in graph.params),
         *((name, param) for param in graph.params for name in param.aliases),
@@ -320,22 +334,26 @@ def _names(graph: ArchGraph) -> Iterable[tuple[str, Param]]:
         if not all(part and part.isprintable() for part in name.split(".")):
             raise GraphError("a leaf's name is not a path of attributes", found=name)
         if not known.isdisjoint(ancestors(name)):
-            raise GraphError("a leaf's name runs through another leaf", found=name)
+            raise GraphError("the parent of a leaf is another leaf, not a module", found=name)
     return names
 
 
 def _tree(
     plan: ModulePlan, owners: Iterable[str], workers: Collection[str]
 ) -> dict[str, list[str]]:
-    """Return the child modules of each module, parents first, in the order of the model.
+    """Return a dict from each module to the names of its children, in the order of the model.
 
-    1. Modules with leaves (``owners``) come in the order of their leaves.
-    2. Layers and blocks without leaves follow the module that works before them.
+    1. Add modules with leaves (``owners``), in the order of their leaves.
+    2. Insert layers and blocks without leaves after the module whose operators run before them.
     """
     tree: dict[str, list[str]] = {"": []}
 
     def add(path: str, after: str | None) -> None:
-        """Add a path after a name; at the start if it is unknown, at the end if it is None."""
+        """Add a path after the sibling ``after``.
+
+        If ``after`` is None, the path is added at the end. If there is no such sibling, the path is
+        added at the start.
+        """
         if path in tree:
             return
         outer, name = _split(path)
@@ -349,7 +367,7 @@ def _tree(
 
     for path in owners:  # 1
         add(path, None)
-    last: dict[str, str] = {}  # the child module of each path that worked last
+    last: dict[str, str] = {}  # dict from path to the child whose operators came last
     for node in plan.work:  # 2
         for path in (*ancestors(node.scope)[1:], node.scope):
             if path and (path in workers or path in tree):
@@ -363,16 +381,16 @@ def _tree(
 
 
 def state_of(module: nn.Module) -> dict[str, Tensor]:
-    """Return the state of a built module: detached tensors by name, each tied tensor once.
+    """Return the state of a built module: a dict from name to detached tensor.
 
-    The tensors share memory with the module's, except parametrised ones
+    A tied tensor occurs once. The tensors share memory with the module, except parametrised tensors
     (``torch.nn.utils.parametrizations``), which are computed. The built module may be wrapped in
-    another one: ``torch.compile``, ``DataParallel``, ``AveragedModel``, or a model of your own.
+    another module: ``torch.compile``, ``DataParallel``, ``AveragedModel``, or a model of your own.
 
     Raises:
-        GraphError: If the module was not built from a graph, its tensors no longer match the graph
-            (pruned, with adapters, with additional parameters), or a tied weight was untied and now
-            has several values; names the first such tensor.
+        GraphError: If the module was not built from a graph; if its tensors do not match the graph
+            any more (pruning, adapters, additional parameters); if a tied weight was untied and now
+            has several values. The message names the first tensor that does not match.
 
     Example:
         >>> from archgraph.capture.trace import trace
@@ -405,7 +423,7 @@ UNTIED = (
 
 
 def _check_tied(name: str, tensor: Tensor, alias: str, other: Tensor, hint: str) -> None:
-    """Refuse different values under two names of a tied weight: one of them would be lost."""
+    """Raise if two names of a tied weight have different values: one value would be lost."""
     if not _equal(tensor, other):
         raise GraphError(
             f"differs from {name}: they are tied, and the graph has one tensor for both",
@@ -420,19 +438,21 @@ def _known(graph: ArchGraph) -> frozenset[str]:
 
 
 def _built(module: nn.Module) -> ArchModule:
-    """Return the single built module that a module is or contains."""
+    """Return the built module that a module is or contains; raise if there is not exactly one."""
     parts = [part for part in module.modules() if isinstance(part, ArchModule)]
     if len(parts) != 1:
         raise GraphError(
             "not a module built by archgraph",
             found=f"{type(module).__name__} with {len(parts)} built modules inside",
-            hint="pass one of them" if parts else "ag.trace returns the state of an ordinary model",
+            hint="pass one of the built modules"
+            if parts
+            else "ag.trace returns the state of an ordinary model",
         )
     return parts[0]
 
 
 def _tensor(module: nn.Module, name: str, full: State) -> Tensor:
-    """Return a tensor of a built module by the graph's name, detached."""
+    """Return the detached tensor of a built module with a name in the graph."""
     if name in full:
         return full[name].detach()
     path, last = _split(name)
@@ -450,14 +470,14 @@ def _tensor(module: nn.Module, name: str, full: State) -> Tensor:
 
 @takes_graph
 def state_dict(graph: ArchGraph, state: State) -> dict[str, Tensor]:
-    """Return a state as the ``state_dict`` of the model that the graph was traced from.
+    """Return a state as a ``state_dict`` of the model from which the graph was traced.
 
-    A state contains a tied tensor once. The model's ``state_dict`` has it under each of its names,
-    and ``load_state_dict`` requires all of them.
+    A state contains a tied tensor once. The model's ``state_dict`` contains the tensor under each
+    of its names, and ``load_state_dict`` requires all names.
 
     Raises:
-        GraphError: If the state lacks a tensor, has one with another shape, or has different values
-            under the names of a tied tensor.
+        GraphError: If the state lacks a tensor; if a tensor has another shape than in the graph; if
+            the names of a tied tensor have different values.
 
     Example:
         >>> from archgraph.capture.trace import trace
@@ -479,8 +499,8 @@ def load_state(module: nn.Module, state: State) -> None:
     """Copy a state into a built module in place.
 
     Raises:
-        GraphError: If a tensor is missing or has another shape, or tied tensors differ. Nothing is
-            copied in this case.
+        GraphError: If a tensor is missing or has another shape; if the names of a tied tensor have
+            different values. In these cases, nothing is copied.
     """
     module = _built(module)
     tensors = state_of(module)
@@ -506,7 +526,7 @@ def _shapes(graph: ArchGraph) -> Mapping[str, tuple[int, ...]]:
 
 
 def _check_fit(graph: ArchGraph, state: State, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Refuse a state with a missing tensor, a wrong shape, or tied tensors that differ."""
+    """Raise if a state has a missing tensor, a wrong shape, or tied tensors that differ."""
     if not isinstance(state, Mapping):
         raise GraphError(
             "a state is a mapping of names to tensors, as ag.trace, ag.state_of and transfer.pull "
@@ -538,7 +558,7 @@ def _check_fit(graph: ArchGraph, state: State, shapes: Mapping[str, tuple[int, .
 
 def _equal(one: Tensor, other: Tensor) -> bool:
     """Return whether two tensors have the same values; NaN equals NaN."""
-    # Equal memory needs no comparison: states of tied models contain one tensor under two names.
+    # Tensors that share memory need no comparison.
     same = (one.data_ptr(), one.stride()) == (other.data_ptr(), other.stride())
     return same or (
         one.shape == other.shape

@@ -1,8 +1,8 @@
-"""Code generation: the forward of a block or of the network in one mode, as a ``torch.fx`` graph.
+"""Generate the forward of a block or of the network, with one ``torch.fx`` graph for each mode.
 
-Leaves (parameters, buffers and constants) are attributes; layers and blocks are submodules that are
-called. Dynamic sizes are read from the shapes of the arguments. Nested arguments are unpacked, and
-results are packed, as in the graph's inputs and outputs.
+In the code, leaves (parameters, buffers and constants) are attributes, and layers and blocks are
+submodules. Dynamic sizes are read from the shapes of the arguments. Nested arguments are unpacked,
+and results have the structure of the graph's outputs.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from archgraph.ops.schema import LEFT_OUT, from_atom, op_schema
 
 
 class Output(dict[str, Any]):  # values are arbitrary, like a model's results
-    """A model's named results: a dict whose keys are also attributes, and whose items are ordered.
+    """Named outputs of a model: a dict whose values are also attributes and have indices.
 
     >>> result = Output(logits=1, hidden=2)
     >>> result.logits, result["hidden"], result[0], result[:2]
@@ -72,8 +72,8 @@ class Forward:
     """The forward of a block in both modes.
 
     Attributes:
-        run: The function, with the module as ``self``.
-        sources: Its source code in evaluation and in training.
+        run: The function, whose first argument is the module.
+        sources: Source code of the function in evaluation and in training.
     """
 
     run: Callable[..., object]
@@ -81,7 +81,14 @@ class Forward:
 
 
 def forward(plan: ModulePlan, path: str, run: Stretch, blocks: Blocks) -> Forward:
-    """Generate the forward of the operators in a stretch of a path; the network's path is empty."""
+    """Generate the forward of a block, or of the network.
+
+    Args:
+        plan: The plan of the network.
+        path: Path of the block; empty for the network.
+        run: The operators that forward runs.
+        blocks: The blocks that forward may call.
+    """
     needs, results = (plan.needs(path, run), plan.results(path, run)) if path else ((), ())
     compiled = []
     for training in (False, True):
@@ -96,7 +103,7 @@ def forward(plan: ModulePlan, path: str, run: Stretch, blocks: Blocks) -> Forwar
     return Forward(work, (first, second))
 
 
-# Blocks of the same form have the same source: a deep network compiles it once.
+# Equal blocks have the same source, so that a deep network compiles it once.
 @functools.lru_cache(maxsize=1 << 10)
 def _compiled(source: str) -> CodeType:
     return compile(source, "<archgraph>", "exec")
@@ -105,7 +112,7 @@ def _compiled(source: str) -> CodeType:
 def _dispatch(
     evaluate: Callable[..., object], train: Callable[..., object]
 ) -> Callable[..., object]:
-    """Return one forward for both modes, with their common signature."""
+    """Return a function that calls one of two forwards, depending on the module's mode."""
 
     @functools.wraps(evaluate)
     def forward(self: nn.Module, *args: object, **kwargs: object) -> object:
@@ -116,15 +123,15 @@ def _dispatch(
 
 @dataclass
 class Blocks:
-    """Modules with a generated forward, by path; each is generated on first access.
+    """The blocks of a network: paths with a generated forward, which is generated on first access.
 
-    1. A list (a path with only numbered modules in it) is a block if its modules are called in
-       sequence.
-    2. A module that is called several times is a block if all calls have the same code.
+    1. A list (a path that contains only numbered modules) is a block only if its modules are called
+       in sequence.
+    2. A module that is called several times is a block only if all calls have the same code.
     3. A module whose result is unused is not a block.
 
     Attributes:
-        plan: The execution plan from which the code is generated.
+        plan: The plan from which the code is generated.
         flat: If True, no path is a block, and the network's forward contains all operators.
         forwards: Dict from each path accessed so far to its forward; None if it is not a block.
     """
@@ -145,7 +152,6 @@ class Blocks:
         runs = self.plan.runs[path]
         if self.is_list(path) and self.chain(path) is None:  # 1
             return None
-        # A module that is called several times is one block only if every call runs the same code.
         first, *others = (forward(self.plan, path, run, self) for run in runs)
         if any(other.sources != first.sources for other in others):  # 2
             return None
@@ -157,17 +163,15 @@ class Blocks:
         return all(name is not None and name.isdecimal() for name in names)
 
     def chain(self, path: str) -> tuple[str, ...] | None:
-        """Return the modules that a path calls in sequence, if it does nothing else.
+        """Return the child modules that a path calls in sequence; None if it does anything else.
 
-        1. The operators of the path are contiguous and inside its modules, and it does not assign a
-           buffer.
-        2. Each module is called once. It is a layer that computes the same in both modes, or a
-           block.
-        3. Each returns one tensor, which the next one takes; the last returns the path's result.
-        4. Modules with numbers are in the order of their numbers.
-
-        Returns:
-            The names of the modules; None if the path does anything else.
+        1. The operators of the path are contiguous and inside its child modules, and the path does
+           not assign a buffer.
+        2. Each child module is called once. It is a block, or a layer that computes the same in
+           both modes.
+        3. Each child module returns one tensor, which is the input of the next. The result of the
+           last one is the result of the path.
+        4. Numbered modules are called in the order of their numbers.
         """
         plan, runs = self.plan, self.plan.runs.get(path, ((),))
         if len(runs) > 1 or path in plan.home.values():  # 1
@@ -185,11 +189,11 @@ class Blocks:
         return tuple(names) if plan.results(path, runs[0]) == (before,) else None
 
     def _link(self, path: str, group: Stretch) -> tuple[Need, Ref | Mode] | None:
-        """Return input and output of a module in a chain; None if it cannot be part of one."""
+        """Return input and output of a module in a sequence; None if it cannot be in a sequence."""
         plan = self.plan
         needs, results = plan.needs(path, group), plan.results(path, group)
         if path in plan.layers:
-            # A recurrent layer returns a tuple, which the next module of a chain cannot take.
+            # A recurrent layer returns a tuple, which the next module cannot take.
             several = len(group) > 1 or path in plan.stacks
             once = not several and all(isinstance(result, Ref) for result in results)
         else:
@@ -199,12 +203,15 @@ class Blocks:
 
 
 def are_numbers(names: Sequence[str]) -> bool:
-    """Return whether there are names and all are plain numbers, as in lists of modules."""
+    """Return whether all names are numbers, as in lists of modules; False if there are none."""
     return bool(names) and all(n.isdecimal() and str(int(n)) == n for n in names)
 
 
 def groups(run: Stretch, path: str) -> Iterator[tuple[str | None, Stretch]]:
-    """Yield the operators under a path, grouped by child module (None for the path itself)."""
+    """Yield consecutive operators of the same child module of a path, with the child's name.
+
+    The name is None for operators of the path itself.
+    """
     for name, nodes in itertools.groupby(run, lambda node: child(node, path)):
         yield name, tuple(nodes)
 
@@ -213,18 +220,21 @@ def groups(run: Stretch, path: str) -> Iterator[tuple[str | None, Stretch]]:
 class _Body:
     """The ``torch.fx`` graph of a block in one mode.
 
-    1. Bind the arguments: the block's needs, or the tensors inside forward's arguments.
-    2. Emit work in order: calls of operators, layers and blocks. Leaves and sizes are read on first
-       use.
+    1. Create the arguments: the values that a block needs, or the tensors inside the arguments of
+       the network.
+    2. Append calls of operators, layers and blocks in order. Leaves and sizes are read at their
+       first use.
     3. Assign the buffers that this forward assigns, if this mode computes their new values.
     4. Return the results; for the network, in the structure of the graph's outputs.
 
     Attributes:
-        arguments: Placeholders of the block's needs, or of the network's inputs.
-        env: Values in the code so far: results, leaves, sizes, values that depend on the mode.
-        steps: Code for operators that read the last state of one layer of a recurrent layer.
-        words: Dict from the expression of an attribute that Python cannot name to a placeholder
-            word.
+        arguments: Dict from each value that a block needs, or each input of the network, to its
+            placeholder.
+        env: Dict from value to its node in the code so far.
+        steps: Dict from an operator that reads the last state of one layer of a multi-layer
+            recurrent layer to a function that appends its code.
+        words: Dict from an expression for an attribute that plain Python syntax cannot access to
+            the placeholder word that stands for it.
     """
 
     plan: ModulePlan
@@ -239,7 +249,7 @@ class _Body:
 
     @property
     def live(self) -> Mapping[str, Node]:
-        """Names of the operators that run in this mode."""
+        """Dict from name to operator, for the operators that run in this mode."""
         return self.plan.modes[self.training]
 
     def lowered(
@@ -258,7 +268,7 @@ class _Body:
         self.emit(run, self.path)  # 2
         for buffer, value in self.plan.updates:  # 3
             assigned = in_mode(value, self.training)
-            # In the other mode, the operators that compute an update may not run at all.
+            # The operators that compute the new value may run only in the other mode.
             here = all(name in self.live for name in refs(assigned))
             if assigned is not None and here and self.assigns(buffer):
                 # In place: replacing the buffer would break references to it.
@@ -275,7 +285,7 @@ class _Body:
         return self.fx
 
     def assigns(self, buffer: str) -> bool:
-        """Return whether this forward assigns a buffer, rather than a block inside or around it."""
+        """Return whether this forward assigns a buffer. Exactly one forward assigns each buffer."""
         home = self.plan.home[buffer]
         if not is_under(home, self.path):
             return False
@@ -285,7 +295,7 @@ class _Body:
         return home == self.path
 
     def take_apart(self, value: Value, argument: torch.fx.Node) -> None:
-        """Bind the tensors inside an argument of the network."""
+        """Add code that unpacks an argument of the network, and record its tensors."""
         match value:
             case Ref():
                 self.arguments[value] = argument
@@ -336,7 +346,7 @@ class _Body:
         return tuple(call(operator.getitem, (several, index)) for index in range(count))
 
     def call_block(self, path: str, group: Stretch) -> None:
-        """Append one call of a block, or several consecutive ones."""
+        """Append one or several consecutive calls of a block."""
         start = 0
         for run in self.plan.runs[path]:
             if start == len(group) or run[0] is not group[start]:
@@ -354,11 +364,11 @@ class _Body:
                 }
 
     def is_used(self, result: Ref | Mode) -> bool:
-        """Return whether this mode has a block's result; both have those that a mode selects."""
+        """Return whether a result of a block exists in this mode."""
         return isinstance(result, Mode) or result.name in self.live
 
     def need(self, need: Need) -> Argument:
-        """Return the argument of a block for a need; None if this mode lacks it."""
+        """Return the node in the code for a need of a block; None if this mode does not have it."""
         if need == DEVICE:
             return self.device()
         if isinstance(need, Mode) and need not in self.env:
@@ -366,7 +376,7 @@ class _Body:
         return self.env.get(need) if isinstance(need, Ref) else self.lower(need)
 
     def call(self, node: Node) -> torch.fx.Node:
-        """Append one operator, or the layer that computes it."""
+        """Append a call of one operator, or of the layer that computes it."""
         if node.op == "getitem":
             source, index = self.lower(node.arg("source")), self.lower(node.arg("index"))
             return self.fx.call_function(operator.getitem, (source, index))
@@ -377,7 +387,7 @@ class _Body:
             return self.call_module(node.scope, tuple(self.lower(value) for value in inputs))
         arguments = {k: self.lower(v) for k, v in node.args}
         for name in table.row(node.op).contiguous:
-            # A graph does not contain strides, and these kernels refuse noncontiguous tensors.
+            # These kernels require contiguous tensors, and a graph does not contain strides.
             arguments[name] = self.fx.call_function(
                 torch.ops.aten.contiguous.default, (arguments[name],)
             )
@@ -390,7 +400,10 @@ class _Body:
         return self.fx.call_function(row.overload, tuple(positional), keywords)
 
     def counts(self, node: Node) -> bool:
-        """Return whether an operator averages over all batches so far, which only a layer can."""
+        """Return whether a norm averages over all batches so far (``momentum=None``) in training.
+
+        Only a layer can do this, because it counts the batches.
+        """
         known, number = table.row(node.op), LEFT_OUT.get(node.op)
         left_out = number is not None and node.arg(number) is None
         flag = known.training_flag
@@ -406,7 +419,7 @@ class _Body:
     # -- values -----------------------------------------------------------------------------------
 
     def lower(self, value: Value) -> Argument:
-        """Convert a value to an argument of a call in the code."""
+        """Convert a value of the graph to an argument of a call in the code."""
         match value:
             case Ref():
                 return self.env[value]
@@ -433,16 +446,21 @@ class _Body:
         return self.open_size(monomial[0]) if alone else self.size(value)
 
     def leaf(self, name: str) -> torch.fx.Node:
-        """Read a parameter, buffer or constant of a module at or inside the path."""
+        """Append code that reads a parameter, buffer or constant at or inside the path."""
         inside = self.plan.local_name(name, self.path)
         assert inside is not None, "a leaf of another path is an argument"
         is_parameter = self.plan.graph.param[name].role == "parameter"
         return self.fx.get_attr(self.target(inside, "_parameters" if is_parameter else "_buffers"))
 
     def target(self, name: str, table: str = "_modules") -> str:
-        """Return an attribute path inside the module for use in code; ``table`` has its last part.
+        """Return the attribute path of a tensor or submodule, for use in code.
 
-        If plain attributes would not find it, a placeholder word is used (:meth:`spelt_out`).
+        If attribute access would not find it (because its name is a keyword or an attribute of
+        ``nn.Module``), a placeholder word is returned, which :meth:`spelt_out` replaces.
+
+        Args:
+            name: Dotted name inside the module.
+            table: Dict of the innermost module that contains it, such as ``_parameters``.
         """
         if _plain(name):
             return name
@@ -451,25 +469,25 @@ class _Body:
         return self.words.setdefault(expression, f"_word_{len(self.words)}_")
 
     def spelt_out(self, source: str) -> str:
-        """Replace every placeholder word in code by its expression."""
+        """Replace every placeholder word in the code by its expression."""
         for expression, word in self.words.items():
             source = source.replace(f"self.{word}", f"self{expression}")
         return source
 
     def device(self) -> torch.fx.Node:
-        """Return the device for new tensors: that of the first argument."""
+        """Return the device for new tensors, which is the device of the first argument."""
         return self.env.get(DEVICE) or self.fx.call_function(
             getattr, (next(self.tensors())[1], "device")
         )
 
     def tensors(self) -> Iterator[tuple[str, torch.fx.Node]]:
-        """Yield the module's tensor arguments that exist in both modes, with their operators."""
+        """Yield the tensor arguments that exist in both modes, with their names in the graph."""
         for need, argument in self.arguments.items():
             if (name := self.plan.steady(need)) is not None:
                 yield name, argument
 
     def size(self, value: Polynomial) -> torch.fx.Node:
-        """Compute a size from open sizes."""
+        """Append code that computes a size from dynamic sizes."""
         call = self.fx.call_function
         terms: list[Argument] = []
         for monomial, factor in value.terms.items():
@@ -481,7 +499,7 @@ class _Body:
         return total
 
     def open_size(self, name: str) -> torch.fx.Node:
-        """Compute a quotient, or read an open size from the first argument that has it."""
+        """Append code that reads a dynamic size from an argument, or computes a quotient."""
         if isinstance(name, Quotient):
             return self.fx.call_function(
                 operator.floordiv, (self.lower(as_size(name.dividend)), self.lower(name.divisor))
@@ -492,10 +510,10 @@ class _Body:
                 if at[1] == 1:
                     return length
                 return self.fx.call_function(operator.floordiv, (length, at[1]))
-        raise GraphError("no input has this open size", found=name)
+        raise GraphError("no input has this dynamic size", found=name)
 
     def tree(self, value: Value) -> Argument:
-        """Return forward's result in its structure."""
+        """Append code that returns forward's result in the structure of the graph's outputs."""
         match value:
             case Record(fields, name):
                 keys, values = [k for k, _ in fields], [self.tree(v) for _, v in fields]
@@ -508,7 +526,8 @@ class _Body:
                 return self.lower(value)
 
 
-# Names that hide leaves and modules: attributes of every built module, and a variable in forward.
+# Names that leaves and modules cannot have as attributes, because a built module or forward uses
+# them.
 _HIDING = frozenset({"arch", "_graph", "_path", "self", *vars(nn.Module())})
 
 
@@ -526,7 +545,7 @@ def _argument(name: str) -> str:
     return name
 
 
-# One class per name and fields, so that the results of two calls have the same type.
+# Cached, so that the results of two calls have the same type.
 @functools.lru_cache(maxsize=256)
 def _named_tuple(name: str, keys: tuple[str, ...]) -> Callable[..., object]:
     return namedtuple(name, keys)
@@ -544,8 +563,8 @@ def _field(record: object, key: str) -> object:
 
 def _uncounted(where: str) -> None:
     raise GraphError(
-        "this norm without momentum cannot be trained: it averages over all of its batches, but "
-        "its module computes other things, too, so no layer counts the batches",
+        "a norm with momentum=None cannot be trained here: it needs a layer that counts batches, "
+        "but its module computes other things as well",
         where=where or None,
         hint="give the norm a momentum, or use the module in evaluation",
     )

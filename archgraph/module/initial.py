@@ -1,4 +1,4 @@
-"""Initial weights: each leaf as defined by the operator that uses it, drawn in graph order."""
+"""Draw initial weights for a graph."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ from archgraph.ops.table import initialiser
 
 @takes_graph
 def initial_state(graph: ArchGraph, seed: int = 0) -> dict[str, Tensor]:
-    """Return initial weights: each leaf as defined by its operator, drawn in graph order.
+    """Draw initial weights for a graph, and return them as a dict from name to tensor.
+
+    Each parameter is initialised as in the ``torch.nn`` layer of the operator that uses it.
 
     Args:
         graph: The architecture.
-        seed: Seed; equal seeds give equal states.
+        seed: Seed of the random numbers. Equal seeds give equal weights.
     """
     generator = torch.Generator().manual_seed(seed)
     return {

@@ -1,4 +1,4 @@
-"""Checking the arguments of a built module against the input types of its graph."""
+"""Check the arguments of a built module against the input types of its graph."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class TensorInput:
 
     Attributes:
         label: Name of the tensor in messages.
-        index: Position of its argument.
-        key: Name of its argument.
-        steps: Keys that lead to it inside the argument.
-        type: Its type in the graph.
+        index: Index of the argument that is or contains the tensor.
+        key: Name of this argument.
+        steps: Keys that lead to the tensor inside the argument.
+        type: Type of the tensor in the graph.
         dtype: The dtype of this type, as a ``torch.dtype``.
     """
 
@@ -47,7 +47,7 @@ class TensorInput:
     dtype: torch.dtype
 
     def fits(self, value: object, dtype: torch.dtype) -> bool:
-        """Return whether a value is a tensor of this shape with the given dtype."""
+        """Return whether a value is a tensor with the expected shape and the given dtype."""
         return (
             isinstance(value, Tensor)
             and value.dtype is dtype
@@ -56,7 +56,7 @@ class TensorInput:
         )
 
     def other_sizes(self, value: Tensor) -> list[int]:
-        """Return the dimensions of a tensor that differ from a fixed size."""
+        """Return the dimensions in which a tensor's size differs from the expected fixed size."""
         sizes = enumerate(zip(self.type.shape, value.shape, strict=False))
         return [dim for dim, (size, other) in sizes if isinstance(size, int) and size != other]
 
@@ -85,13 +85,16 @@ class TensorInput:
 
 @dataclass(frozen=True)
 class InputTypes:
-    """All tensors that forward takes, and a floating-point leaf that shows dtype and device.
+    """The tensors that forward takes.
+
+    A floating-point parameter or buffer is recorded as well, because it shows the current dtype and
+    device of a module.
 
     Attributes:
         tensors: All tensors that forward takes, in order.
-        sizes: Dict from name to open (dynamic) size.
-        leaf: Path of the leaf, through modules; empty if no leaf is floating-point.
-        dtype: The dtype of the leaf in the graph.
+        sizes: Dict from name to dynamic size.
+        leaf: Path of the floating-point parameter or buffer; empty if there is none.
+        dtype: The dtype of this parameter or buffer in the graph.
     """
 
     tensors: tuple[TensorInput, ...]
@@ -118,20 +121,22 @@ class InputTypes:
     def check(
         self, module: nn.Module, args: Sequence[object], kwargs: Mapping[str, object]
     ) -> None:
-        """Refuse inputs of types other than the graph's; forward itself reports missing ones.
+        """Check that the inputs have the types of the graph. Missing inputs are not reported here.
 
-        1. A module that was converted to another dtype takes its inputs in that dtype.
-        2. All tensors are on the module's device, unless its weights are offloaded (on meta).
-        3. An open size is the same everywhere, and in the range for which the graph is valid.
+        1. If the module was converted to another dtype, its inputs must have this dtype.
+        2. All tensors must be on the module's device, unless its weights are offloaded (on meta).
+        3. A dynamic size must have the same value in all inputs, in the range that the graph
+           allows.
 
         Raises:
-            GraphError: Names the input, the value found and the expected one.
+            GraphError: If an input does not match. The message names it and the expected type.
         """
         # Tracing a module records comparisons of sizes, which would fix them in the trace.
         if torch.jit.is_tracing():  # type: ignore[attr-defined]  # public in its documentation
             return
         leaf = self._leaf_of(module)
-        values: dict[str, tuple[int, str]] = {}  # of open sizes, each with the input that has it
+        # Dict from dynamic size to its value and the input that has it.
+        values: dict[str, tuple[int, str]] = {}
         later: list[tuple[TensorInput, int, Polynomial, int]] = []
         for item in self.tensors:
             if item.index >= len(args) and item.key not in kwargs:
@@ -163,7 +168,7 @@ class InputTypes:
         if not item.fits(value, dtype):
             raise item.refusal(value, dtype)
         assert isinstance(value, Tensor)
-        # On meta: offloaded; a hook loads it when its layer runs.
+        # Weights on meta are offloaded: a hook loads them when their layer runs.
         if leaf is not None and not leaf.is_meta and value.device != leaf.device:
             raise GraphError(
                 f"is on {value.device} and the module on {leaf.device}",
@@ -175,7 +180,7 @@ class InputTypes:
     def _check_size(
         self, name: str, value: int, label: str, values: dict[str, tuple[int, str]]
     ) -> None:
-        """Refuse an open size that differs from an earlier value or is out of range; record it."""
+        """Record a dynamic size; raise if it differs from an earlier value or is out of range."""
         word = f"{name} size" if name == BATCH_WORD else name
         before, first = values.setdefault(name, (value, label))
         if value != before:
@@ -198,8 +203,8 @@ class InputTypes:
             )
 
     def _leaf_of(self, module: nn.Module) -> Tensor | None:
-        """Return the current leaf of a module; None if it has been replaced."""
-        # From the tables: they do not contain parametrised leaves, which would be computed.
+        """Return the tensor at :attr:`leaf` in a module; None if the module has no such tensor."""
+        # Read the tables of the module, because an attribute may be computed (parametrisations).
         *path, name = self.leaf or ("",)
         for part in path:
             if (inside := module._modules.get(part)) is None:
@@ -215,7 +220,7 @@ def _name(dtype: torch.dtype) -> str:
 def checked(forward: Callable[..., object], types: InputTypes) -> Callable[..., object]:
     """Wrap the network's forward with a check of its inputs."""
 
-    # In forward, not before the call, since the user's hooks may convert the inputs.
+    # Check in forward, because the user's hooks may convert the inputs before.
     @functools.wraps(forward)
     def compared(self: nn.Module, *args: object, **kwargs: object) -> object:
         types.check(self, args, kwargs)
@@ -225,7 +230,7 @@ def checked(forward: Callable[..., object], types: InputTypes) -> Callable[..., 
 
 
 def tensors_in(value: Value, steps: _Steps) -> list[tuple[_Steps, str]]:
-    """Return the tensors inside an argument, each with the keys that lead to it."""
+    """Return pairs of the keys that lead to a tensor inside an argument, and the tensor's name."""
     match value:
         case Ref(name):
             return [(steps, name)]
@@ -252,7 +257,7 @@ def _inside(value: object, step: int | str, label: str) -> object:
 
 
 def _remedy(value: object, dtype: str) -> str:
-    """Return a hint how to turn a value into the required tensor."""
+    """Return a hint for converting a value to the required tensor."""
     if value is None:
         return "to call it without this input, trace the model without it"
     if isinstance(value, Mapping):

@@ -1,10 +1,10 @@
 """Plan which paths of a graph become ``torch.nn`` layers and which become blocks with a forward.
 
-A path is a *layer* if all its work is one operator that a ``torch.nn`` layer computes with leaves
-of that path. It is a *block* if its work is contiguous in the graph's order: a module that takes
-what this work reads from outside and returns what others read of it. Work that is scattered over
-the order stays in the surrounding forward. Moving it together would change the order of random
-draws, and tracing the built module would produce a different graph.
+The work of a path is the list of operators that were traced inside the module at this path. A path
+is a *layer* if its work is one operator that a ``torch.nn`` layer computes with the parameters and
+buffers of the path. A path is a *block* if its work is contiguous in the graph. Other work stays in
+the forward of an outer block. If such operators were moved together, the order of random draws
+would change, and tracing the built module would produce another graph.
 """
 
 from __future__ import annotations
@@ -35,26 +35,29 @@ from archgraph.ops.layers import TorchLayer
 from archgraph.ops.recurrent import Stack, stack
 from archgraph.ops.schema import op_schema
 
-DEVICE = "device"  # of new tensors
-# Arguments of a block: results, leaves, values that depend on the mode, open sizes, DEVICE.
+DEVICE = "device"  # argument of a block for the device of new tensors
+# Arguments of a block: results, leaves, values that depend on the mode, dynamic sizes, DEVICE.
 Need: TypeAlias = "Ref | Leaf | Mode | Polynomial | str"
 Stretch: TypeAlias = tuple[Node, ...]  # work of one call of a block, in order
-Modes: TypeAlias = tuple[Mapping[str, Node], ...]  # operators in evaluation and training, by name
+# For evaluation and for training, a dict from name to operator.
+Modes: TypeAlias = tuple[Mapping[str, Node], ...]
 
 
 @dataclass(frozen=True)
 class ModulePlan:
-    """The layers and blocks of a graph, by path.
+    """The layers and blocks of a graph.
 
     Attributes:
         graph: The graph to build.
-        layers: ``torch.nn`` layers; their tensors are leaves of their path.
-        calls: Dict from operator to the arguments of the call of its layer.
-        stacks: Recurrent layers, which consist of several operators: the first one stands for the
-            call and the others read nothing.
-        work: All operators in order, without inputs and without the counters of layers.
-        updates: Buffers that forward assigns, without the counters of layers.
-        modes: For evaluation and for training, a dict from name to operator, with flags resolved.
+        layers: Dict from path to ``torch.nn`` layer.
+        calls: Dict from operator to the arguments with which its layer is called.
+        stacks: Dict from path to recurrent layer. Such a layer consists of several operators; the
+            call of the layer replaces the first, and the others have no arguments.
+        work: All operators in order, without inputs, and without operators that increment the
+            batch counters of layers.
+        updates: Buffers that forward assigns and their new values, without batch counters.
+        modes: For evaluation and for training, a dict from name to operator. Arguments that depend
+            on the mode have their value in this mode.
     """
 
     graph: ArchGraph
@@ -69,12 +72,14 @@ class ModulePlan:
     def of(graph: ArchGraph) -> ModulePlan:
         """Return the plan of a graph.
 
-        1. Group work and leaves by module path. A path that contains another one with work or
-           leaves is not a layer.
-        2. A path is a layer if each of its operators is the same ``torch.nn`` layer, or all are one
-           recurrent layer, whose parameters and buffers are exactly the leaves of the path.
-        3. Layers increment their batch counters themselves, so remove the operators that do this.
-           A norm under several names has one counter: all of its paths are layers, or none is.
+        1. Group operators and leaves by module path. A path that contains another path with
+           operators or leaves is not a layer.
+        2. A path is a layer if one ``torch.nn`` layer computes each of its operators, or if one
+           recurrent layer computes all of them. The parameters and buffers of the layer must be
+           exactly the leaves of the path.
+        3. Layers increment their batch counters themselves, so remove the operators that increment
+           them. If a norm has several paths, which share a counter, all of them are layers, or none
+           is.
         """
         paths = _Paths(graph)  # 1
         layers, counters = paths.counted()  # 2, 3
@@ -93,7 +98,7 @@ class ModulePlan:
 
     @cached_property
     def runs(self) -> Mapping[str, tuple[Stretch, ...]]:
-        """The contiguous stretches of work inside each path; calls of one module are separate."""
+        """Dict from path to its work, divided into contiguous runs, one for each call."""
         spans: dict[str, list[list[int]]] = {}
         for index, node in enumerate(self.work):
             for path in (*ancestors(node.scope), node.scope):
@@ -109,7 +114,10 @@ class ModulePlan:
 
     @cached_property
     def readers(self) -> Mapping[str, tuple[tuple[str, Value], ...]]:
-        """Readers of each result (an operator, or ``""`` for forward) with the value they read."""
+        """Dict from result to its users, each with the argument that contains the result.
+
+        The user of an output is ``""``.
+        """
         readers: dict[str, list[tuple[str, Value]]] = {}
         values = [(node.name, value) for node in self.work for _, value in node.args]
         for user, value in (*values, ("", self.graph.outputs)):
@@ -120,15 +128,16 @@ class ModulePlan:
 
     @cached_property
     def order(self) -> Mapping[str, int]:
-        """The index of each operator in the order of work; inputs come first."""
+        """Dict from operator to its index in :attr:`work`; -1 for inputs."""
         inputs = {n.name: -1 for n in self.graph.nodes if n.op == "input"}
         return inputs | {n.name: index for index, n in enumerate(self.work)}
 
     def results(self, path: str, run: Stretch) -> tuple[Ref | Mode, ...]:
-        """Return the results of some work that are read outside it, in order.
+        """Return the results of ``run`` that are used outside of it, in order.
 
-        A value that differs between training and evaluation is a single result if the work has both
-        variants or can take the other as an argument: the block then selects it by its own mode.
+        A value that differs between training and evaluation is a single result if ``run`` computes
+        both variants, or can take the other variant as an argument. The block then selects the
+        variant by its own mode.
         """
         inside = {n.name for n in run}
         stored = {  # in buffers of other modules
@@ -147,7 +156,7 @@ class ModulePlan:
         return tuple(results)
 
     def _has_sides(self, value: Mode, run: Stretch, inside: Container[str]) -> bool:
-        """Return whether some work computes both sides of a value, or can take one from outside."""
+        """Return whether ``run`` has both variants of a value, computed inside or before."""
         start = self.order[run[0].name]
         return all(
             isinstance(side, Leaf)
@@ -156,11 +165,14 @@ class ModulePlan:
         )
 
     def needs(self, path: str, run: Stretch) -> tuple[Need, ...]:
-        """Return the values that some work reads from outside itself and its path, by first use.
+        """Return the values that ``run`` uses but that do not come from it or its path.
 
-        1. Arguments of its operators and layers, and both sides of values that it selects by its
-           mode. A value whose sides both come from outside is selected there.
-        2. Open sizes that no result among these has, and the device, if there is no result.
+        They are sorted by first use.
+
+        1. Arguments of its operators and layers, and both variants of values that it selects by its
+           mode. If both variants come from outside, the caller selects one.
+        2. Dynamic sizes that are in the shape of no tensor among these values. If there is no
+           tensor, also the device for new tensors.
         """
         operands: Value = tuple(
             self.calls.get(n.name, tuple(value for _, value in n.args)) for n in run
@@ -175,7 +187,7 @@ class ModulePlan:
         return tuple(needs)
 
     def _outside(self, item: Value, path: str, inside: set[str]) -> Iterator[Need]:
-        """Yield the parts of an operand that come from outside some work under a path."""
+        """Yield the parts of an operand that do not come from ``inside`` or from the path."""
         match item:
             case Ref(name) if name not in inside:
                 yield item
@@ -188,21 +200,21 @@ class ModulePlan:
                 yield from self._outside(item.eval, path, inside)
 
     def _untold(self, operands: Value, results: Sequence[str]) -> Iterator[Need]:
-        """Yield the open sizes in operands that no dimension of the given results has."""
+        """Yield the dynamic sizes in operands that are not in the shape of the given results."""
         sizes = (item for item in walk(operands) if isinstance(item, Polynomial))
         for name in sorted({name for size in sizes for name in size.names}):
             if all(self.telling(result, name) is None for result in results):
                 yield Polynomial.of(name)
 
     def steady(self, need: Need) -> str | None:
-        """Return the result that a need stands for in both modes; None if there is none."""
+        """Return the result that a need is in both modes; None if there is none."""
         names = refs(need) if isinstance(need, Ref | Mode) else []
         both = isinstance(need, Mode) and len(names) == 2
         always = bool(names) and all(names[0] in mode for mode in self.modes)
         return names[0] if both or always else None
 
     def telling(self, name: str, size: str) -> tuple[int, int] | None:
-        """Return the dimension of a result that is a multiple of an open size, and the factor."""
+        """Return the dimension of a result that is a multiple of a dynamic size, and the factor."""
         for dim, other in enumerate(self.graph.node[name].shape):
             if isinstance(other, Polynomial) and [*other.terms] == [(size,)]:
                 return dim, other.terms[(size,)]
@@ -217,7 +229,7 @@ class ModulePlan:
 
     @cached_property
     def home(self) -> Mapping[str, str]:
-        """The innermost block that can assign each buffer, so that no other work reads it."""
+        """Dict from each assigned buffer to the innermost block that contains all of its users."""
         homes = {}
         for buffer, value in self.updates:
             nodes = [self.graph.node[name] for name in refs(value)]
@@ -237,7 +249,7 @@ class ModulePlan:
 
 
 def _calls(path: str, run: Stretch) -> tuple[Stretch, ...]:
-    """Return the calls in a stretch of work: a module called twice uses its leaves twice."""
+    """Divide contiguous work into calls: a module that is called twice uses its leaves twice."""
     prefix = f"{path}."
     uses = Counter(leaf for n in run for leaf in {*n.leaves()} if leaf.startswith(prefix))
     count = min(uses.values(), default=1)
@@ -248,7 +260,10 @@ def _calls(path: str, run: Stretch) -> tuple[Stretch, ...]:
 
 
 def scalars(value: Value) -> Iterator[Value]:
-    """Yield every scalar in a value; one that depends on the mode is one, unless it is nested."""
+    """Yield every scalar in a nested value.
+
+    A value that depends on the mode counts as one scalar if both of its variants are scalars.
+    """
     match value:
         case tuple():
             for item in value:
@@ -266,7 +281,7 @@ def scalars(value: Value) -> Iterator[Value]:
 
 
 def ancestors(path: str) -> list[str]:
-    """Return all paths around a path, from the root (an empty path).
+    """Return all paths that contain a path, starting with the root (the empty path).
 
     >>> ancestors("layer1.0.conv1")
     ['', 'layer1', 'layer1.0']
@@ -276,7 +291,7 @@ def ancestors(path: str) -> list[str]:
 
 
 def joined(path: str, name: str) -> str:
-    """Return the path of a module or leaf inside a path."""
+    """Return the dotted name of a module or leaf in the module at a path."""
     return f"{path}.{name}" if path else name
 
 
@@ -293,19 +308,19 @@ def child(node: Node, path: str) -> str | None:
 
 
 def makes_tensor(node: Node) -> bool:
-    """Return whether an operator creates a tensor on a device, which is an argument."""
+    """Return whether an operator creates a new tensor and therefore has a device argument."""
     return node.op != "getitem" and op_schema(node.op).makes_tensor
 
 
 class _Paths:
-    """The work and the leaves of a graph by module path.
+    """The operators and leaves of each module path of a graph.
 
     Attributes:
-        work: The operators of each path, in order.
-        leaves: The leaves of each path, by their name there.
-        steps: The operators that increment each counter of calls in training.
-        modes: The operators that run in evaluation and in training.
-        stacks: The recurrent layers recognised so far.
+        work: Dict from path to its operators, in order.
+        leaves: Dict from path to a dict from the name at this path to the leaf.
+        steps: Dict from each counter of training calls to the operators that increment it.
+        modes: For evaluation and for training, a dict from name to operator.
+        stacks: Dict from path to recurrent layer, for those recognised so far.
     """
 
     def __init__(self, graph: ArchGraph) -> None:
@@ -324,18 +339,19 @@ class _Paths:
         self.stacks: dict[str, Stack] = {}
 
     def layers(self) -> dict[str, dict[str, TorchLayer]]:
-        """Return the layers by path and operator; a path with others inside is not a layer."""
+        """Return a dict from each path that is a layer to a dict from operator to layer call."""
         inner = {"", *(outer for p in (*self.work, *self.leaves) for outer in ancestors(p))}
         layers = {p: self.layer(p) or self.stack(p) for p in self.work if p not in inner}
         return {path: by_operator for path, by_operator in layers.items() if by_operator}
 
     def layer(self, path: str) -> dict[str, TorchLayer]:
-        """Return the layer that computes all work of a path, by operator; empty if there is none.
+        """Return a dict from operator to the layer call that computes it; empty if not a layer.
 
-        1. Besides its operators there may be items of its results, tensors allocated for it
-           (initial states), and the increments of its counter.
-        2. A layer follows its own mode: an operator with a constant flag may only run in that mode.
-        3. Each of its calls increments its counter once, if it has one.
+        1. One layer must compute all operators of the path, except ``getitem`` of its results, new
+           tensors for it (initial states), and increments of its batch counter.
+        2. A layer uses its own mode. If an operator's training flag is constant, the operator must
+           run only in this mode.
+        3. Each call must increment the batch counter once, if there is one.
         """
         counting = self._counting(path)
         called = [  # 1
@@ -355,7 +371,7 @@ class _Paths:
         return layers if fits else {}
 
     def stack(self, path: str) -> dict[str, TorchLayer]:
-        """Return the recurrent layer that computes all work of a path, like ``layer`` does."""
+        """Return the same as :meth:`layer`, for one recurrent layer that computes all operators."""
         first, *others = self.work[path]
         recurrent = stack(self.graph, path, self.work[path])
         if recurrent is None or not self._has_leaves(path, recurrent.layer):
@@ -365,7 +381,10 @@ class _Paths:
         return {first.name: recurrent.layer, **dict.fromkeys((n.name for n in others), silent)}
 
     def counted(self) -> tuple[dict[str, dict[str, TorchLayer]], set[str]]:
-        """Return the layers whose counters nothing else increments, and these counters."""
+        """Return the layers as in :meth:`layers`, and their batch counters.
+
+        Layers whose counter is also incremented elsewhere are omitted.
+        """
         layers = self.layers()
         counters = {
             self.leaves[path][layer.counter].name
@@ -387,7 +406,7 @@ class _Paths:
         return {name for param in params for name in self.steps.get(param.name, ())}
 
     def _counts(self, layer: TorchLayer, path: str, calls: int) -> bool:
-        """Return whether each call of a layer increments its counter, or nothing does."""
+        """Return whether each call of a layer increments its counter, or no operator does."""
         counter = self.leaves.get(path, {}).get(layer.counter) if layer.counts else None
         if counter is None:
             return not self._counting(path)
@@ -395,7 +414,7 @@ class _Paths:
         return scopes.count(path) == calls
 
     def _has_leaves(self, path: str, layer: TorchLayer) -> bool:
-        """Return whether a layer has exactly the leaves of a path, with name, shape and role."""
+        """Return whether the parameters and buffers of a layer are exactly the leaves of a path."""
         leaves = self.leaves.get(path, {})
         for name, value in layer.leaves.items():
             if value is not None and (name not in leaves or value != Leaf(leaves[name].name)):
@@ -403,7 +422,7 @@ class _Paths:
         module = layer.module()
         tables = {**module._parameters, **module._buffers}
         tensors = {name: tensor for name, tensor in tables.items() if tensor is not None}
-        # The counter may be missing: a layer without it does not count.
+        # The counter may be missing, because a layer without counter does not count.
         return tensors.keys() - {layer.counter} <= leaves.keys() <= tensors.keys() and all(
             tuple(tensors[name].shape) == param.shape
             and param.role == ("parameter" if name in module._parameters else "buffer")
@@ -411,15 +430,15 @@ class _Paths:
         )
 
     def _trains(self, name: str, layer: TorchLayer) -> bool:
-        """Return whether a layer's own mode selects training in the same modes as its operator."""
+        """Return whether the layer's training flag equals the mode, in all modes of an operator."""
         modes = [bool(training) for training, mode in enumerate(self.modes) if name in mode]
         return layer.flag is None or all(in_mode(layer.flag, mode) == mode for mode in modes)
 
 
 def _counters(graph: ArchGraph) -> dict[str, tuple[str, ...]]:
-    """Return the buffers that each training call increments by one, and the operators for it.
+    """Return a dict from each buffer that training calls increment by one to the additions.
 
-    Such a buffer is updated by a chain of additions of one whose results nothing else reads.
+    These additions must have no other users.
     """
     counters = {}
     stored = Counter(refs((graph.outputs, *(value for _, value in graph.updates))))

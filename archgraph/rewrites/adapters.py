@@ -22,24 +22,24 @@ def add_adapters(
     allow_nothing: bool = False,
     verify: bool = False,
 ) -> Rewritten:
-    """Add ``up(gelu(down(h)))`` to the branch ``h`` of residual blocks, right before the sum.
+    """Add ``up(gelu(down(h)))`` to the output ``h`` of each residual branch.
 
-    ``up`` starts at zero, so the network computes the same function until it is trained. If
-    channels are the last dimension, both layers are linear; if they are the first dimension after
-    the batch, both are convolutions with kernel size 1.
+    The weights of ``up`` start at zero, so the network computes the same function until it is
+    trained. If channels are the last dimension, ``down`` and ``up`` are linear layers. If channels
+    are the first dimension after the batch, both are convolutions with kernel size 1.
 
     Args:
         graph: The architecture.
         size: Width of the bottleneck.
         blocks: Names or patterns of residual blocks. Default: all of them.
         allow_nothing: If True, return a model without residual blocks unchanged.
-        verify: Check that the function is the same (three forwards in float64).
+        verify: Check that the function is the same (three forward passes in float64).
 
     Raises:
         GraphError: If a block does not exist; suggests the nearest name.
-        RewriteError: If a block is not residual, or if the channels of its branch are neither the
-            first dimension after the batch nor the last; if there is no residual block, unless
-            ``allow_nothing``.
+        RewriteError: If a block is not residual; if the channels of its branch are neither the
+            first dimension after the batch nor the last; if the model has no residual block and
+            ``allow_nothing`` is False.
 
     Example:
         >>> import torch
@@ -52,7 +52,7 @@ def add_adapters(
     Source: Houlsby et al., *Parameter-Efficient Transfer Learning for NLP*, ICML 2019, §2.
     """
     if type(size) is not int or size < 1:
-        raise RewriteError("adapter size out of range", found=size, expected="a number from 1")
+        raise RewriteError("adapter size out of range", found=size, expected="an integer from 1")
     names = set(graph.node)  # shared by all branches, so that new names are unique
 
     def bottleneck(branch: Branch) -> Inserted:

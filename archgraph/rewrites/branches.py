@@ -20,14 +20,15 @@ STEP_SIZE = "step_size"
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """The operand of a residual block's sum that is not the shortcut.
+    """The residual branch of a block: the value that is added to the shortcut.
 
     Attributes:
         block: The block.
-        merge: The sum.
-        value: The operand in the arguments of the sum; a ``Mode`` if training drops it at random.
-        node: Operator that computes the operand in evaluation.
-        path: Name of a new leaf or module on the branch.
+        merge: The addition.
+        value: The branch's value in the arguments of the addition. It is a ``Mode``, with different
+            values for training and evaluation, if training drops the branch at random.
+        node: Operator that computes this value in evaluation.
+        path: Name for a new parameter or module on the branch.
     """
 
     block: Block
@@ -37,7 +38,7 @@ class Branch:
     path: str
 
     def summed(self, value: Value) -> Node:
-        """Return the sum with another value in place of the branch."""
+        """Return the addition with another value in place of the branch."""
         args = tuple((k, value if v == self.value else v) for k, v in self.merge.args)
         return dataclasses.replace(self.merge, args=args)
 
@@ -47,7 +48,7 @@ Inserted = tuple[Sequence[Node], Sequence[Param]]
 
 
 def residuals(graph: ArchGraph, blocks: str | Iterable[str] | None) -> tuple[Block, ...]:
-    """Return the blocks with these names or patterns; by default, all residual blocks.
+    """Return the blocks that match names or patterns. Default: all residual blocks.
 
     Raises:
         GraphError: If a block does not exist; suggests the nearest name.
@@ -65,19 +66,19 @@ def on_branches(
     *,
     allow_nothing: bool = False,
 ) -> Rewritten:
-    """Add operators to every branch of some residual blocks, right before the sums.
+    """Append operators to every branch of some residual blocks.
 
     Args:
         graph: The architecture.
-        blocks: Some of its blocks.
-        name: Name of a new leaf or module, inside its block.
-        make: Returns the new operators and leaves for a branch.
-        zero: Maps the name of a new leaf to whether it starts at zero.
+        blocks: Residual blocks of the architecture.
+        name: Name for the new parameter or module of each branch, inside its block.
+        make: Function from a branch to its new operators and parameters.
+        zero: Function that returns True for the name of a new parameter that starts at zero.
         allow_nothing: If True, accept an empty ``blocks``.
 
     Raises:
-        RewriteError: If a block is not residual, or already has a leaf with the name of a new one;
-            if there are no blocks, unless ``allow_nothing``.
+        RewriteError: If a block is not residual; if it already has a parameter with the name of a
+            new one; if ``blocks`` is empty and ``allow_nothing`` is False.
     """
     if not blocks and allow_nothing:
         return Rewritten.identity(graph)
@@ -133,6 +134,6 @@ def _branches(graph: ArchGraph, block: Block, name: str) -> Iterator[Branch]:
 
 
 def is_branch_leaf(leaf: str, name: str) -> bool:
-    """Return whether :func:`on_branches` added a leaf under a name."""
+    """Return whether :func:`on_branches` added this leaf when it was called with ``name``."""
     last = leaf.rpartition(".")[2]
     return last == name or last.removeprefix(f"{name}_").isdecimal()

@@ -1,9 +1,10 @@
 """Compute factors on parameters that preserve the function when positions are repeated.
 
-An operator that sums over an axis counts every copy. To compensate, one factor of the product that
-it sums is divided by the number of copies: a weight of its own, or the layers that compute the
-other operand (:class:`_Upstream`). Operators that run over an axis in another way (norms,
-softmaxes) either tolerate copies or do not.
+If positions are repeated, an operator that sums products over the axis adds every copy. To
+compensate, one factor of each product is divided by the number of copies. This factor is a weight
+of the operator if possible. Otherwise, the layers that compute an operand are divided
+(:class:`_Upstream`). Other operators along an axis (norms, softmaxes) cannot be compensated: some
+return the same result if every position is repeated equally often, others never do.
 
 Source: Chen et al., *Net2Net*, ICLR 2016, §2.2, for a sum over a weight; FedADP, Algorithm 2.
 """
@@ -31,7 +32,11 @@ Factors = dict[tuple[str, int], Vector]
 
 
 def compensation(copies: Copies) -> tuple[Factors, dict[str, str]]:
-    """Return a dict from leaf and dimension to factors, and the axes without any, with reasons."""
+    """Return factors that undo the effect of copies, and the axes for which there are none.
+
+    The first dict maps leaf and dimension to one factor per new position. The second dict maps each
+    axis without factors to the reason.
+    """
     solved = copies.solved
     work = _Compensation(copies)
     refused: dict[str, str] = {}
@@ -59,10 +64,13 @@ def _runs_over(copies: Copies, node: Node, layout: Layout) -> str:
     kind = growth(node.op).repeated(node)
     where = f"{node.op} in {node.scope}" if node.scope else f"{node.op} %{node.name}"
     if kind == "never":
-        return f"{where} runs over it"
+        return f"{where} runs over this axis"
     # Equal parts differ in their last bits, since they add up to exactly one.
     if kind == "uniform" and any(np.ptp(part) > 1e-12 for part in _factor_parts(copies, layout)):
-        return f"{where} runs over it: copies must be equally many, as in a multiple of its size"
+        return (
+            f"{where} runs over this axis, so every position must be copied equally often: "
+            "choose a multiple of the old size"
+        )
     return ""
 
 
@@ -83,7 +91,7 @@ class _Compensation:
             self.sums.setdefault(contraction.node, []).append(contraction)
 
     def divide(self, contraction: Contraction) -> None:
-        """Divide one factor of a sum of products: a leaf if possible, otherwise an operand."""
+        """Divide one factor of each product in a sum: a leaf if possible, otherwise an operand."""
         weights = [(v.name, dim) for v, dim in contraction.operands if isinstance(v, Leaf)]
         axes = self.copies.axes_in(contraction.layout)
         # Divide only the first possible leaf: a second one would divide the product twice.
@@ -100,14 +108,14 @@ class _Compensation:
                     problems.append(str(refusal))
         if not problems:
             twice = any(_squares(contraction, name) for name, _ in weights)
-            shared = "a weight that other operators use as well"
-            problems = ["a weight times itself" if twice else shared]
+            shared = "other operators use its weight as well"
+            problems = ["it multiplies a weight by itself" if twice else shared]
         node = self.graph.node[contraction.node]
         where = f" in {node.scope}" if node.scope else ""
-        raise Refusal(f"{node.op}{where} sums over it: {'; '.join(dict.fromkeys(problems))}")
+        raise Refusal(f"{node.op}{where} sums over this axis: {'; '.join(dict.fromkeys(problems))}")
 
     def _divide_leaf(self, name: str, dim: int, axes: set[str]) -> bool:
-        """Divide a leaf's dimension if all its users sum over these axes of it."""
+        """Divide a leaf along a dimension if all its users sum over these axes of the leaf."""
         if self.graph.param[name].role == "constant":  # a transfer does not change its values
             return False
         for user in self.graph.leaf_users[name]:
@@ -118,12 +126,12 @@ class _Compensation:
             if len(sums) != uses or any(_squares(c, name) for c in sums):
                 return False
         part = self.copies.parts(self.copies.solved.of(name)[dim], axes)
-        # Two sums over the same leaf are compatible only if they divide it by the same numbers.
+        # Two sums may divide the same leaf only by the same numbers.
         before = self.factors.setdefault((name, dim), part)
         return np.array_equal(before, part)
 
     def _settle(self, factors: Factors) -> None:
-        """Add factors, unless the same positions already compensate for another sum."""
+        """Add factors; raise if the same positions already compensate for another sum."""
         # Check all of them before writing any, so that a refused operand leaves no factors.
         for key, factor in factors.items():
             before = self.factors.get(key)
@@ -134,24 +142,29 @@ class _Compensation:
 
 
 def _squares(contraction: Contraction, name: str) -> bool:
-    """Return whether a leaf is multiplied by itself: dividing it would divide the product twice."""
+    """Return whether a leaf is multiplied by itself, so that dividing it would count twice."""
     return sum(v == Leaf(name) for v, _ in contraction.operands) > 1
 
 
 class _Upstream:
-    """Finds the leaves to divide instead of an operand of a contraction.
+    """Finds the leaves whose division divides an operand of a contraction.
 
-    The search goes back from the operand. A layer with a weight is divided itself, and so is a
-    weight that multiplies a result position by position (in a norm). An operator whose result
-    scales with its operands passes the factor on to them. A value that is only moved is numbered
-    (:mod:`archgraph.rewrites.moves`). At the end, no operator outside these paths may use a value
-    on them.
+    The search walks backwards from the operand:
+
+    - At a layer with a weight, it divides the layer's leaves and stops.
+    - At an elementwise product with a weight (in a norm), it divides this weight.
+    - At an operator whose result scales with its operands, it continues with the operands.
+    - Where operators only move values of a layer, :mod:`archgraph.rewrites.moves` finds the
+      channels to divide.
+
+    At the end, no operator outside these paths may use a value on them.
 
     Attributes:
-        axes: Axes with copies that are summed over.
-        inside: Operators that carry the factor.
-        moved: Results that are only moved on the way from a layer, with the dimension to divide.
-        beside: Operands of these operators that are not divided.
+        axes: Axes with copies that the contraction sums over.
+        inside: Operators on the paths, whose results are divided.
+        moved: Dict from each result that is a layer's result in another order to the dimension to
+            divide.
+        beside: Operands of operators in ``inside`` that are not divided.
         divided: Factors on the leaves so far.
     """
 
@@ -185,9 +198,9 @@ class _Upstream:
         return self.divided
 
     def _before(self, name: str, at: int | None) -> list[tuple[str, int | None]]:
-        """Divide an operator's own leaves, and return the results to divide before it.
+        """Divide the leaves of an operator, and return its operands that must be divided as well.
 
-        Each result, like ``name``, comes with the dimension to divide; None if unknown.
+        Each operand comes with the dimension to divide, or None if it is unknown.
         """
         node = self.graph.node[name]
         fact = growth(node.op)
@@ -225,20 +238,20 @@ class _Upstream:
             return self._one_factor(node, operands)
         if fact.bilinear and len(bringing := self._bringing(node, operands)) == 1:
             return bringing
-        raise Refusal(f"{node.op} %{node.name} does not hand on a factor")
+        raise Refusal(f"{node.op} %{node.name} does not scale with its operands")
 
     def _one_factor(self, node: Node, operands: Sequence[Ref | Leaf]) -> Sequence[Ref | Leaf]:
-        """Return the operand of a product to divide: a weight of its own, or the learned result."""
+        """Return the operand of a product to divide: an unshared weight, or the learned result."""
         weights = [i for i in operands if isinstance(i, Leaf) and self._can_divide(node, i)]
         learned = [i for i in operands if isinstance(i, Ref) and self._has_weights(i.name)]
         if weights or len(learned) < 2:
             return weights[:1] or learned or operands[:1]
         if shifted := [leaf for item in learned for leaf in self._shifted(item.name)]:
-            raise Refusal(f"{shifted[0]} is added to a number: a factor on it would not reach both")
+            raise Refusal(f"{shifted[0]} is added to a number, which would have to be divided too")
         raise Refusal(f"{node.op} %{node.name} multiplies two results")
 
     def _bringing(self, node: Node, operands: Sequence[Ref | Leaf]) -> list[Ref | Leaf]:
-        """Return the operands that bring the axes into a product; empty if it sums over them."""
+        """Return the operands of a product that have the axes; empty if it sums over the axes."""
 
         def has(layouts: Iterable[Layout]) -> bool:
             return any(self.copies.axes_in(layout) & self.axes for layout in layouts)
@@ -264,7 +277,7 @@ class _Upstream:
         )
 
     def _shifted(self, name: str) -> list[str]:
-        """Return the leaf that a result adds a number to; empty if there is none."""
+        """Return the leaf to which a number is added on the way to a result; empty if none is."""
         node, is_shifted = self.graph.node[name], False
         while len(operands := [*node.operands()]) == 1:
             is_shifted |= growth(node.op).scales == "all" and offset(node)
@@ -274,7 +287,7 @@ class _Upstream:
         return []
 
     def _divide_layer(self, node: Node, affine: Mapping[str, int]) -> None:
-        """Divide the leaves in which a layer's result is affine."""
+        """Divide a layer's weight and bias."""
         for argument, dim in affine.items():
             value = node.arg(argument)
             if value is None:
@@ -283,7 +296,7 @@ class _Upstream:
                 raise Refusal(f"{node.op} %{node.name} shares its {argument}")
             layout = self.copies.solved.of(value.name)[dim]
             if not self.axes <= self.copies.axes_in(layout):
-                raise Refusal(f"{node.op} %{node.name} does not make it")
+                raise Refusal(f"{node.op} %{node.name} does not produce this axis")
             self.divided[value.name, dim] = self.copies.parts(layout, self.axes)
 
     def _divide_operand(self, node: Node, name: str) -> None:
@@ -300,7 +313,7 @@ class _Upstream:
     def _check_uses(self, start: str) -> None:
         """Check that the operand is used once, and values on the paths nowhere else."""
         if both_ways := sorted(self.beside & {*self.inside, *self.moved}):
-            raise Refusal(f"%{both_ways[0]} goes into it twice")
+            raise Refusal(f"%{both_ways[0]} reaches it in two ways")
         users = {u for n in self.inside for u in self.graph.users[n]} - self.inside
         others = sorted(users - {self.contraction.node})
         if others or self.inside & set(self.graph.output_refs()):

@@ -1,4 +1,4 @@
-"""Copies of positions: the old position of each new one, and the share of each copy."""
+"""Copied positions: the source of each copy, and the fraction of the total that each copy gets."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ def copied_positions(
 ) -> dict[str, npt.NDArray[np.int64]]:
     """Return a dict from each changed axis to the old position of each new position.
 
-    Positions override sizes.
+    An axis in ``positions`` copies these old positions. An axis in ``sizes`` alone copies the
+    positions that :func:`drawn` returns.
     """
     sources = {axis: drawn(axis.name, axis.size, size, seed) for axis, size in sizes.items()}
     sources.update(positions)
@@ -49,7 +50,9 @@ def copied_positions(
 
 
 def equal_parts(index: npt.NDArray[np.int64]) -> Vector:
-    """Return the share of each copy: equal for all copies of a position, with a sum of exactly 1.
+    """Return 1 / (number of copies of its position) for each new position.
+
+    The fractions of all copies of one position add up to exactly 1.
 
     >>> equal_parts(np.array([0, 1, 0]))
     array([0.5, 1. , 0.5])
@@ -68,7 +71,7 @@ class Copies:
 
     Attributes:
         graph: The architecture before the copies.
-        index: Dict from axis to the old position of each new position.
+        index: Dict from axis name to the old position of each new position.
     """
 
     graph: ArchGraph
@@ -97,7 +100,10 @@ class Copies:
         return positions(layout, self.index)
 
     def parts(self, layout: Layout, axes: Collection[str] | None = None) -> Vector:
-        """Return the share of each new position of a layout, for some axes or for all."""
+        """Return 1 / (number of copies) for each new position of a layout.
+
+        Counts only copies along ``axes``. Default: along all axes.
+        """
         share = self._share
         if axes is not None:
             share = {name: part for name, part in share.items() if name in axes}

@@ -12,14 +12,14 @@ from archgraph.states import DimMap, Entry, Rewritten
 
 
 def cut_axes(graph: ArchGraph, selection: Kept, solved: Axes | None = None) -> Rewritten:
-    """Return a graph that keeps only these positions of some axes, in this order.
+    """Return a graph that keeps only the selected positions of some axes, in the given order.
 
     Args:
         graph: The architecture.
-        selection: Dict from axis name to the positions to keep, possibly repeated. Other axes are
-            not cut.
-        solved: Axes of a graph with the same operators but other connections. Default: axes of
-            ``graph``.
+        selection: Dict from axis name to the positions to keep. A position may be repeated. Axes
+            that are not in the dict are not cut.
+        solved: The axes to which ``selection`` refers, if they are those of another graph with the
+            same operators (before a block was bypassed). Default: the axes of ``graph``.
 
     Returns:
         The graph with every size and constant recomputed, and the transfer that selects positions.
@@ -56,7 +56,7 @@ def cut_axes(graph: ArchGraph, selection: Kept, solved: Axes | None = None) -> R
 
 
 def _notes(solved: Axes, selection: Kept) -> tuple[str, ...]:
-    """Return a note for each axis that is cut, and for each other factor of its products."""
+    """Return notes on the axes that are cut, and on uncut axes of the same products."""
     beside = {
         name: cut
         for product in solved.products

@@ -28,23 +28,25 @@ def deepen(
     like: GraphLike | None = None,
     verify: bool = False,
 ) -> Rewritten:
-    """Lengthen sections by blocks that start as the identity (Net2DeeperNet).
+    """Add blocks that start as the identity to the end of sections (Net2DeeperNet).
 
-    A new block has the same layers as the section's last block. If no block of the section can be
-    repeated and the graph is ``like`` without some blocks, it has the same layers as the missing
-    block of ``like``. In a residual block, the last layer of every branch starts at zero (all
-    weights of a recurrent layer do). In a chain, each layer starts as the identity (ones on the
-    diagonal or at the kernel's centre), which requires an idempotent activation.
+    A new block has the same layers as the section's last block. In a residual block, the last layer
+    of every branch starts at zero. (If it is a recurrent layer, all of its weights start at zero.)
+    In a block without shortcut, each layer starts as the identity, with ones on the diagonal of its
+    matrix or at the kernel's centre. Its activation must be idempotent, such as ReLU.
+
+    If no block of the section can be repeated, the new block is copied from ``like``. This requires
+    that the graph is ``like`` without some of its blocks.
 
     Args:
         graph: The architecture.
         depths: Dict from section to its new number of blocks. Other sections are unchanged.
         like: An architecture whose names the new blocks take, as in :func:`graft`.
-        verify: Check that the function is the same (three forwards in float64).
+        verify: Check that the function is the same (three forward passes in float64).
 
     Raises:
-        RewriteError: If a depth is below the section's present depth, or if a block cannot be the
-            identity; gives the reason.
+        RewriteError: If a depth is below the section's present depth; if a block cannot compute the
+            identity (the message gives the reason).
         GraphError: If a section does not exist; suggests the nearest name.
 
     Example:
@@ -65,7 +67,7 @@ def deepen(
     try:
         deep, blocks = grafted(graph, depths, like)
     except (GraphError, RewriteError):
-        # The section has no block to repeat, for example because it lost all; `like` has them.
+        # The section has no block to repeat (perhaps all were removed), but `like` may have.
         restored = None if like is None else _restored(graph, depths, like)
         if restored is None:
             raise
@@ -125,7 +127,7 @@ def _restored(
 def _covered(
     before: ArchGraph, after: ArchGraph, blocks: Iterable[Block], starts: Iterable[str]
 ) -> None:
-    """Check that new operators are in the new blocks, and that only new leaves are initialised."""
+    """Raise if a new leaf is used outside the new blocks, or if an old leaf is in ``starts``."""
     inside = {n for block in blocks for n in block.nodes}
     for param in after.params:
         if param.name in before.param or param.role == "constant":
@@ -138,7 +140,7 @@ def _covered(
 
 
 def _lacks(graph: ArchGraph, like: ArchGraph, block: Block) -> bool:
-    """Return whether a graph has none of the leaves of a block in ``like``."""
+    """Return whether a graph contains none of the leaves of a block of ``like``."""
     used = {leaf for n in block.nodes for leaf in like.node[n].leaves()}
     weights = {leaf for leaf in used if like.param[leaf].role != "constant"}
     return bool(weights) and not any(leaf in graph.param for leaf in weights)
@@ -163,7 +165,7 @@ def _all_of(node: Node) -> Sequence[Value] | None:
 
 
 class _Identity:
-    """Finds the initial values of a block's leaves that make it the identity."""
+    """Finds initial values for the leaves of a block with which the block computes the identity."""
 
     def __init__(self, graph: ArchGraph, block: Block) -> None:
         self.graph = graph
@@ -171,7 +173,7 @@ class _Identity:
         self.inside = set(block.nodes)
 
     def starts(self) -> dict[str, Start]:
-        """Return the initialisers by leaf."""
+        """Return a dict from leaf to its initialiser."""
         if self.block.sums:
             return self._residual()
         if self.block.kind == "chain":
@@ -195,9 +197,9 @@ class _Identity:
         return identity | zero | self._chain(self.block.exit, entry)
 
     def _numbers(self, zero: Collection[str]) -> None:
-        """Refuse operators that may be NaN if leaves are zero: quotients by their layer's result.
+        """Raise if an operator may return NaN when leaves are zero, such as a division by zero.
 
-        After a sum, all values are as before.
+        The check ends at each addition of a branch, because the sum has its usual values.
         """
         sums = {merge for merge, _ in self.block.sums}
         nothing: set[str] = set()
@@ -213,13 +215,13 @@ class _Identity:
                 self._refuse(f"has {node.op} %{name}, which may be NaN for a branch of zeros")
 
     def _zero(self, name: str) -> dict[str, Start]:
-        """Return the leaves that start at zero so that a result of a branch is zero.
+        """Return the leaves that must start at zero so that a result of a branch is zero.
 
-        1. None, if the result is always zero, such as the initial state of a recurrent layer.
-        2. For all of several operands: the leaves of a layer, or the terms of a sum (parallel
-           attention and feed-forward).
-        3. For any one factor of a product.
-        4. For the operand of an operator that maps zeros to zeros.
+        1. A result that is always zero (the initial state of a recurrent layer) needs no leaf.
+        2. A layer needs zeros in its weight and bias. A sum needs zeros in all of its terms
+           (parallel attention and feed-forward).
+        3. A product needs zeros in one of its factors.
+        4. An operator that maps zeros to zeros needs zeros in its operand.
         """
         node = self.graph.node[name]
         if row(node.op).zero is zeros.always:  # 1
@@ -242,7 +244,7 @@ class _Identity:
         self._refuse(f"has {node.op} %{name} after the last layer of its branch")
 
     def _nothing(self, node: Node, value: Value) -> dict[str, Start]:
-        """Start an operand of an operator at zero: a private leaf, or the result's leaves."""
+        """Return the leaves that must start at zero so that an operand of an operator is zero."""
         if isinstance(value, Ref):
             return self._zero(value.name)
         if (
@@ -254,7 +256,7 @@ class _Identity:
         return {value.name: ("zeros", {})}
 
     def _chain(self, name: str, entry: str) -> dict[str, Start]:
-        """Return initialisers that make all operators from an entry to a result the identity."""
+        """Return initialisers with which the operators from an entry to a result do nothing."""
         identity: dict[str, Start] = {}
         while name != entry:
             node = self.graph.node[name]
@@ -276,7 +278,7 @@ class _Identity:
         return identity
 
     def _did(self, node: Node, entry: str) -> bool:
-        """Return whether an operator with the same arguments was already applied to a value."""
+        """Return whether the same operator, with the same arguments, was already applied before."""
         expected = [(k, v) for k, v in node.args if not isinstance(v, Ref)]
         name = entry
         while True:
@@ -284,7 +286,7 @@ class _Identity:
             if before.op == node.op:
                 return [(k, v) for k, v in before.args if not isinstance(v, Ref)] == expected
             refs = list(before.uses())
-            # Operators that only pick values (max pooling) keep those of the activation.
+            # Operators that only select values (max pooling) return values of the activation.
             if len(refs) != 1 or not growth(before.op).picks:
                 return False
             name = refs[0]

@@ -18,23 +18,25 @@ from archgraph.states import Rewritten
 def ends_after(
     graph: ArchGraph, section: str, head: GraphLike | int | None = None, *, verify: bool = False
 ) -> Rewritten:
-    """Keep the network up to a section or block, followed by a new classifier or the exit there.
+    """End the network after a section or block, with a new classifier or an existing early exit.
 
-    The transfer keeps the weights of the remaining network. A new head is initialised as in a new
-    model. Its parameters and buffers are named ``end.…`` (``end_1.…`` if ``end`` is in use).
+    The transfer keeps the weights of the remaining network. A new classifier is initialised as in a
+    new model. Its parameters and buffers are named ``end.…`` (``end_1.…`` if ``end`` is in use).
 
     Args:
         graph: The architecture.
         section: The last section or block to keep.
-        head: The classifier: an architecture with one input and one output, or a number of classes
-            for a mean over positions and a linear layer. Default: the exit that :func:`add_exits`
-            added there. In that case earlier exits remain, and forward returns a dict of all exits.
-        verify: Check against the original with the same head after the section (three forwards in
-            float64).
+        head: The classifier: an architecture with one input and one output, or a number of classes.
+            A number adds a mean over all dimensions but batch and channels, and a linear layer.
+            Default: the exit that :func:`add_exits` added after this section. In that case earlier
+            exits remain, and forward returns a dict of all exits.
+        verify: Check that the result equals the original network's result with the same classifier
+            after the section (three forward passes in float64).
 
     Raises:
         GraphError: If the section or block does not exist; suggests the nearest name.
-        RewriteError: If the head does not fit the section's result, or if there is no exit.
+        RewriteError: If the classifier's input does not match the section's result; if ``head`` is
+            None and the section has no exit.
 
     Example:
         >>> import torch
@@ -76,7 +78,7 @@ def _up_to(graph: ArchGraph, section: str) -> tuple[tuple[str, tuple[str, ...]],
 
 
 def _exits_up_to(graph: ArchGraph, outputs: Value, section: str) -> Value:
-    """Return the exits up to the end of a section, by name."""
+    """Return the named exits of the section and of the sections before it."""
     parts, order = structure(graph), {n.name: i for i, n in enumerate(graph.nodes)}
     last = order[parts.end(section)]
     places = {name for s in parts.sections for name in (s.name, *(b.name for b in s.blocks))}

@@ -28,13 +28,14 @@ def add_exits(
 
     Args:
         graph: The architecture.
-        heads: Dict from section or block to the head of its exit: an architecture with one input
-            and one output, or a number of classes for a mean over positions and a linear layer.
-        verify: Check that the main output is the same (three forwards in float64).
+        heads: Dict from section or block to the classifier of its exit: an architecture with one
+            input and one output, or a number of classes. A number adds a mean over all dimensions
+            but batch and channels, and a linear layer.
+        verify: Check that the main output is the same (three forward passes in float64).
 
     Raises:
         GraphError: If a section or block does not exist; suggests the nearest name.
-        RewriteError: If a head's input does not match the section's result.
+        RewriteError: If a classifier's input does not match the section's result.
 
     Example:
         >>> import torch
@@ -74,7 +75,7 @@ def add_exits(
 
 
 def _without(value: Value, exits: Container[str], again: bool) -> Value:
-    """Return the outputs without the new exits; ``again``: there were exits before."""
+    """Return the outputs without the new exits; ``again`` is True if there were exits before."""
     assert isinstance(value, Record)
     rest = tuple((k, v) for k, v in value.fields if k not in exits)
     return Record(rest, value.name) if again else rest[0][1]

@@ -1,7 +1,7 @@
-"""Merge additions to a network into its weights, so that the original class can load them.
+"""Merge adapters and step sizes into a network's weights, so that its original class loads them.
 
-A low-rank adapter is added to a layer's weight, a step size is a factor of the layer before it, and
-a batch norm in evaluation is a factor and an offset.
+The product of a low-rank adapter is added to its layer's weight. A step size is multiplied into the
+weights of the layer before it.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from archgraph.states import State
 def fold(graph: ArchGraph, state: State) -> Traced:
     """Merge low-rank adapters and step sizes into the weights and remove them from the network.
 
-    The function in evaluation does not change. The parameters are those of the class from which the
-    network was traced, which loads them with ``strict=True``. Factors that apply only in training
-    (HeteroFL's scaler) are removed. Bottleneck adapters are not linear maps and remain.
+    The function in evaluation does not change. The result has the parameter names of the traced
+    model, so that its class loads the state with ``strict=True``. Factors that apply only in
+    training (HeteroFL's scaler) are removed. Bottleneck adapters are not linear maps and remain.
 
     Args:
         graph: The architecture.
@@ -46,8 +46,8 @@ def fold(graph: ArchGraph, state: State) -> Traced:
 
     Raises:
         GraphError: If the state does not match the architecture.
-        RewriteError: If the layer of an adapter, or the operand of a step size, is also used
-            elsewhere (tied weights) or cannot absorb a factor.
+        RewriteError: If a weight that would change is also used elsewhere (tied weights); if the
+            value that a step size multiplies is not the result of a layer.
 
     Example:
         >>> import torch
@@ -70,7 +70,7 @@ def fold(graph: ArchGraph, state: State) -> Traced:
 
 
 class _Folding:
-    """A graph and its state while additions are merged into weights."""
+    """A graph and its state while adapters and step sizes are merged into weights."""
 
     def __init__(self, graph: ArchGraph, state: dict[str, Tensor]) -> None:
         self.graph = graph
@@ -80,7 +80,7 @@ class _Folding:
         self.state[leaf] = value.to(self.state[leaf].dtype)
 
     def _without(self, nodes: dict[str, Value], leaves: set[str]) -> None:
-        """Remove leaves, and operators, each with the value that replaces its result."""
+        """Remove leaves and operators; ``nodes`` maps each operator to its replacement."""
         # In order, since a replacement may itself be removed.
         stand_in: dict[str, Value] = {}
         instead = following(stand_in)
@@ -118,7 +118,7 @@ class _Folding:
             self.graph = without(self.graph, branches)[0].replace(params=params)
 
     def step_sizes(self) -> None:
-        """Multiply each step size into its operand; drop factors that apply only in training."""
+        """Multiply step sizes into weights, and drop factors that apply only in training."""
         gone: dict[str, Value] = {}
         leaves: set[str] = set()
         for node in self.graph.nodes:
@@ -134,9 +134,10 @@ class _Folding:
         self._without(gone, leaves)
 
     def _scale(self, value: Value, factor: Tensor, where: str) -> None:
-        """Multiply a result by a factor, in the weights of the layers that compute it.
+        """Multiply the weights of the layers that compute a result by a factor.
 
-        1. Multiply a leaf without other users, or the weights in which a layer is affine.
+        1. For a leaf without other users, multiply the leaf. For a layer, multiply its weight and
+           bias.
         2. For an operator that scales with its operands, continue with the operands.
         """
         if isinstance(value, Leaf) and value.name in self.state:  # 1
@@ -163,7 +164,7 @@ class _Folding:
             raise _refused(where, f"{node.op} does not scale with its operand")
 
     def _weights(self, node: Node, where: str) -> list[str]:
-        """Return the leaves in which a layer is affine; refuse any that others use as well."""
+        """Return the weight and bias of a layer; raise if other layers use them as well."""
         growth = row(node.op).growth
         values = [v for argument in growth.affine if (v := node.arg(argument)) is not None]
         names = [value.name for value in values if isinstance(value, Leaf)]
@@ -174,7 +175,7 @@ class _Folding:
 
 
 def _multiplying(node: Node) -> list[Value]:
-    """Return the operands to multiply so that an operator's result is multiplied once."""
+    """Return the operands whose multiplication by a factor multiplies the result by this factor."""
     scales = row(node.op).growth.scales
     if not scales or (scales == "all" and offset(node)):
         return []

@@ -26,26 +26,27 @@ def graft(
     like: GraphLike | None = None,
     verify: bool = False,
 ) -> Rewritten:
-    """Lengthen sections by copies of their last block, or of their blocks in a chosen order.
+    """Add copies of blocks to sections: of the last block, or of blocks in a chosen order.
 
-    If blocks alternate (attention, feed-forward), the copies continue the alternation. The weights
-    of a copy come from the block that it repeats.
+    If blocks alternate (attention, feed-forward), so do the copies. A copy has the weights of its
+    original.
 
     An order is a list of block numbers, counted from 0. For example, ``[0, 1, 2, 1, 2, 3]`` is
-    depth up-scaling of four blocks (SOLAR with m = 1): the blocks twice, without the last block of
-    the first copy and the first block of the second.
+    depth up-scaling of four blocks (SOLAR with m = 1): the four blocks twice, without the last
+    block of the first time and the first block of the second time.
 
     Args:
         graph: The architecture.
-        depths: Dict from section to its new number of blocks, or to their order. Other sections are
-            unchanged.
-        like: An architecture (the global model) that has the names of the new blocks, so that the
-            result aligns with it. Default: increase the number in the last block's name.
+        depths: Dict from section to its new number of blocks, or to an order of blocks. Other
+            sections are unchanged.
+        like: An architecture, such as the global model, whose names the new blocks take, so that
+            the result can be merged with it. Default: increase the number in the last block's name.
         verify: Check that skipping the new blocks restores the graph.
 
     Raises:
         RewriteError: If a depth is below the section's present depth; if a section ends in a block
-            that changes the shape, or has no counterpart in ``like``; if an order omits a block.
+            that changes the shape; if a section has no counterpart in ``like``; if an order omits a
+            block.
         GraphError: If a section does not exist; suggests the nearest name.
 
     Example:
@@ -104,7 +105,7 @@ def grafted(
     rewritten, blocks = splice.rewritten(like)
     expected = [(k, tuple(v)) for k, v in names.items()]
     rewritten = with_sections(rewritten, graph, parts, expected)
-    # With the sections of `like`, depths by section mean the same in both graphs.
+    # With the sections of `like`, a depth of a section means the same in both graphs.
     if like is not None:
         relabelled = rewritten.graph.replace(sections=like.sections)
         if section_blocks(relabelled) == expected:
@@ -118,7 +119,7 @@ def _undone(graph: ArchGraph, rewritten: Rewritten, fresh: Sequence[str]) -> Non
     again = skip(rewritten.graph, fresh).graph
 
     def plain(value: ArchGraph) -> ArchGraph:
-        """Return the graph with canonical names and order, which a copy may change."""
+        """Return the graph with canonical names and order, because a copy may change them."""
         value = renumber(value)
         return value.replace(params=tuple(sorted(value.params, key=lambda p: p.name)), sections=())
 

@@ -1,4 +1,4 @@
-"""Heads: classifiers on an intermediate result of a network."""
+"""Attach heads (classifiers) to an intermediate result of a network."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def with_head(
         headed: The graph with the heads attached so far.
         graph: The graph without heads.
         head: An architecture, or a number of classes.
-        stem: Prefix of the head's leaves.
-        where: The section or block.
+        stem: Prefix of the names of the head's parameters and buffers.
+        where: The section or block after which the head is attached.
 
     Raises:
         GraphError: If the head is neither an architecture nor a number, or if the block does not
@@ -39,7 +39,7 @@ def with_head(
 def _classified(
     graph: ArchGraph, classes: int, end: Node, stem: str, channel: tuple[int, int]
 ) -> tuple[ArchGraph, Value]:
-    """Attach a mean over all positions, then a linear layer."""
+    """Attach a mean over all dimensions but batch and channels, then a linear layer."""
     shape, dtype, names = end.shape, end.dtype, set(graph.node)
     at, wide = channel
     nodes: list[Node] = []

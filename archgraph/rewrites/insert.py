@@ -27,9 +27,12 @@ def fresh(used: set[str], stem: str) -> str:
 
 
 def with_leaves(graph: ArchGraph, added: Iterable[tuple[str, Param]]) -> tuple[Param, ...]:
-    """Return the leaves of a graph with new ones inserted after the leaves that are their keys.
+    """Return the leaves of a graph and the new leaves in their final order.
 
-    New leaves with an empty key are appended at the end.
+    Args:
+        graph: The graph.
+        added: Pairs of the name of an existing leaf and the new leaf to insert after it. If the
+            name is empty, the new leaf is appended at the end.
     """
     behind: dict[str, list[Param]] = {}
     for previous, param in added:
@@ -41,13 +44,13 @@ def with_leaves(graph: ArchGraph, added: Iterable[tuple[str, Param]]) -> tuple[P
 
 
 def last_leaf(graph: ArchGraph, block: Block) -> str:
-    """Return the last of a block's leaves in state-dict order, which new leaves follow."""
+    """Return the last leaf of a block in the order of the state dict; empty if it has none."""
     used = {leaf for n in block.nodes for leaf in graph.node[n].leaves()}
     return next((p.name for p in reversed(graph.params) if p.name in used), "")
 
 
 def initialised(graph: ArchGraph, new: ArchGraph, zero: Collection[str] = ()) -> Rewritten:
-    """Return the rewrite that keeps existing entries and initialises others as in a new model.
+    """Return the rewrite that keeps existing weights and initialises others as in a new model.
 
     Args:
         graph: The architecture before the change.
@@ -69,7 +72,7 @@ def _start(graph: ArchGraph, slot: Slot, zero: bool) -> Entry:
     how = initialiser(graph, param)
     if param.value is not None:
         return Entry.initialised(slot, "value", value=param.value)
-    # Counters and integer buffers start at zero, whatever uses them.
+    # Counters and integer buffers start at zero, whichever operator uses them.
     if zero or how is None or how.kind == "zeros" or not slot.averaged:
         return Entry.initialised(slot, "zeros")
     match how.kind:
@@ -82,16 +85,16 @@ def _start(graph: ArchGraph, slot: Slot, zero: bool) -> Entry:
 
 
 def channels(graph: ArchGraph, node: Node, where: str) -> tuple[int, int]:
-    """Return the dimension and the number of the channels of a result.
+    """Return the channel dimension of a result, and its size.
 
-    Channels are the dimension with an axis of parameters. If there is not exactly one, they are the
-    last of two or three dimensions, or the second of more.
+    The channel dimension is the one whose size is also a size of parameters. If there is not
+    exactly one, it is the last of up to three dimensions, or the second of more than three.
 
     Raises:
         RewriteError: If the number of channels depends on the batch, or if there are no channels.
     """
     shape = node.shape
-    # Positions and tokens are fixed; channels have an axis of parameters.
+    # Pixels and tokens are fixed; only channels are an axis of parameters.
     layouts = axes(graph).value[node.name][0]
     usual = 1 if len(shape) > 3 else len(shape) - 1
     wide = [i for i, d in enumerate(layouts) if i and not isinstance(d, Fixed)]
@@ -105,7 +108,7 @@ def channels(graph: ArchGraph, node: Node, where: str) -> tuple[int, int]:
 
 
 def in_both_modes(value: Value, change: Callable[[Value], Value]) -> Value:
-    """Apply a change to the outputs of a graph in each mode."""
+    """Apply a change to the outputs of a graph in training and in evaluation."""
     if isinstance(value, Mode):
         return Mode(change(value.train), change(value.eval))
     return change(value)
@@ -117,7 +120,7 @@ def operands_in(graph: ArchGraph) -> Callable[[str], Iterable[str]]:
 
 
 def following(stands_in: Mapping[str, Value]) -> Callable[[Value], Value]:
-    """Return a function that replaces names of results, following chains of replacements."""
+    """Return a function that replaces results, even if a replacement is itself replaced."""
 
     def follow(value: Value) -> Value:
         while isinstance(value, Ref) and value.name in stands_in:
@@ -128,10 +131,10 @@ def following(stands_in: Mapping[str, Value]) -> Callable[[Value], Value]:
 
 
 def matching(patterns: str | Iterable[str], names: Mapping[str, str], problem: str) -> set[str]:
-    """Return the values whose names equal or match a pattern.
+    """Return the values in ``names`` whose keys equal or match a pattern.
 
     Raises:
-        GraphError: If a pattern matches nothing; states ``problem`` and suggests the nearest names.
+        GraphError: If a pattern matches no key. The message is ``problem``, with the nearest names.
     """
     chosen: set[str] = set()
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
@@ -145,7 +148,7 @@ def matching(patterns: str | Iterable[str], names: Mapping[str, str], problem: s
 
 
 def unused_leaves(graph: ArchGraph) -> dict[str, set[str]]:
-    """Return a dict from unused, never updated leaves to the used leaves of their module."""
+    """Return a dict from each unused, never updated leaf to the used leaves of its module."""
     assigned = {buffer for buffer, _ in graph.updates}
     modules: dict[str, set[str]] = {}
     for param in graph.params:
@@ -159,8 +162,8 @@ def unused_leaves(graph: ArchGraph) -> dict[str, set[str]]:
 
 
 def tidied(before: ArchGraph, after: ArchGraph) -> ArchGraph:
-    """Remove unused leaves of modules whose used leaves are gone."""
-    # A counter goes with its module. A leaf without a module remains: checkpoints contain it.
+    """Remove unused leaves (counters) of modules of which all used leaves were removed."""
+    # An unused leaf outside any module remains, because checkpoints contain it.
     gone = {
         name
         for name, module in unused_leaves(before).items()

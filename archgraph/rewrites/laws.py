@@ -1,5 +1,7 @@
-"""Check the laws of rewrites numerically: three forwards in float64 with random weights.
+"""Check the laws of rewrites numerically.
 
+A law states how a rewritten network relates to the original: it computes the same, or the same as
+the original with some weights set to zero. Both networks run on random weights in float64.
 :func:`check_law` raises an error if a law holds only because there is nothing to compare.
 """
 
@@ -36,8 +38,8 @@ from archgraph.ops.schema import canonical_args, op_schema, torch_dtype
 from archgraph.rewrites.cut import cut_axes
 from archgraph.states import Rewritten, State, Transfer
 
-# Factor of dropped positions. Its square is still a float64. With 0, the direction of a vector of
-# dropped weights alone (weight norm's v / ‖v‖) would be 0 / 0.
+# Factor of dropped positions. Its square is still a float64. With 0, normalising a vector of
+# dropped weights (weight norm's v / ‖v‖) would give 0 / 0.
 NOTHING = 1e-100
 VISIBLE = 1e-9  # a relative change above rounding error
 # In single precision, the rounding of a deep network would hide a wrong rule.
@@ -47,7 +49,7 @@ _WIDE = {
 }
 
 GraphAndState: TypeAlias = tuple[ArchGraph, State]
-# Network that a rewritten network is compared with, derived from the original in float64.
+# Function from the original in float64 to the network that a rewritten network must equal.
 Reference: TypeAlias = Callable[[ArchGraph, State], GraphAndState]
 
 
@@ -92,7 +94,7 @@ def random_state(
     Args:
         graph: The architecture.
         seed: Seed of the weights.
-        positive: Draw only positive weights, so that no rectifier blocks a signal, even in a narrow
+        positive: Draw only positive weights, so that ReLUs return nonzero values even in a narrow
             network.
     """
     generator = torch.Generator().manual_seed(seed)
@@ -123,17 +125,17 @@ def random_state(
 def random_inputs(
     graph: ArchGraph, batch: int = 2, seed: int = 0, sizes: Mapping[str, int] | None = None
 ) -> dict[str, Any]:
-    """Draw inputs of the graph's types, as a dict from argument name to value.
+    """Draw random inputs for a graph, and return them as a dict from argument name to value.
 
     Complex and floating-point inputs are drawn from a normal distribution. Integers are 0 or 1,
-    which are valid indices of any embedding. Inputs that forward rounds to integers are drawn from
-    [0, 2).
+    which are valid indices of any embedding with at least two rows. Inputs that forward rounds to
+    integers are drawn from [0, 2).
 
     Args:
         graph: The graph.
         batch: Number of examples.
         seed: Seed of the numbers.
-        sizes: Dict from open (dynamic) size to its value. Default: the values of the traced
+        sizes: Dict from the name of a dynamic size to its value. Default: the sizes of the traced
             example.
     """
     generator = torch.Generator().manual_seed(seed)
@@ -162,11 +164,11 @@ def random_inputs(
 def _drawn(
     shape: list[int], dtype: torch.dtype, rounded: bool, generator: torch.Generator
 ) -> torch.Tensor:
-    """Draw an input with a shape and a dtype; ``rounded``: forward rounds it to integers.
+    """Draw an input of a shape and dtype; ``rounded`` is True if forward rounds it to integers.
 
     1. Complex and floating-point inputs are drawn from a normal distribution.
-    2. Integers are 0 or 1, valid indices of any embedding. The first of several positions is 1: the
-       input may be a mask, and attention to no position is 0/0.
+    2. Integers are 0 or 1, which are valid indices of any embedding with two rows. The first value
+       along the last dimension is 1: if the input is a mask of zeros, attention computes 0/0.
     3. Inputs that forward rounds to integers are drawn from [0, 2), so that several values occur.
     """
     if not (dtype.is_floating_point or dtype.is_complex):  # 2
@@ -185,8 +187,9 @@ def _is_whole(dtype: torch.dtype) -> bool:
 
 
 def _rounded(graph: ArchGraph) -> set[str]:
-    """Return inputs that are rounded to integers before a weight uses them: bytes, indices."""
-    made_of: dict[str, set[str]] = {}  # inputs, by result of inputs and constants alone
+    """Return the inputs that forward rounds to integers before a weight uses them (indices)."""
+    # Dict from each result of inputs and constants alone to these inputs.
+    made_of: dict[str, set[str]] = {}
     rounded: set[str] = set()
     for node in graph.nodes:
         used = list(node.uses())
@@ -212,7 +215,7 @@ def outputs(module: torch.nn.Module, inputs: Mapping[str, Any]) -> list[torch.Te
 def evaluated(graph: ArchGraph, state: State, inputs: Mapping[str, Any]) -> list[torch.Tensor]:
     """Run a network in evaluation in float64, and return all output tensors.
 
-    Networks that draw random numbers in evaluation draw the same numbers in each call.
+    A network that draws random numbers in evaluation draws the same numbers in each call.
     """
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)  # also the dtype of quotients of integers
@@ -227,7 +230,7 @@ def evaluated(graph: ArchGraph, state: State, inputs: Mapping[str, Any]) -> list
 def relative_difference(results: list[torch.Tensor], expected: list[torch.Tensor]) -> float:
     """Return the largest absolute difference, relative to the largest expected magnitude.
 
-    Equal infinities (masked positions) do not differ; NaN differs from everything.
+    Equal infinities (masked positions) have no difference. NaN differs from every value.
     """
     worst = 0.0
     for a, b in zip(results, expected, strict=True):
@@ -248,11 +251,10 @@ def relative_difference(results: list[torch.Tensor], expected: list[torch.Tensor
 def masked(
     graph: ArchGraph, state: State, selection: Kept
 ) -> tuple[ArchGraph, dict[str, torch.Tensor]]:
-    """Return the wide graph and state with every dropped position set to zero, also in constants.
+    """Return the wide graph and state with zeros at every dropped position, also in constants.
 
-    Floating-point numbers are multiplied by :data:`NOTHING` instead of zero: a direction that is
-    computed from dropped weights alone (weight norm's ``v/‖v‖``) remains a finite number, and its
-    product with another dropped weight is still negligible.
+    Floating-point numbers are multiplied by :data:`NOTHING` (1e-100) instead of zero, so that the
+    quotient of dropped weights (weight norm's ``v/‖v‖``) remains finite.
     """
     solved = axes(graph)
     values: dict[str, torch.Tensor] = {}
@@ -282,11 +284,11 @@ def mask_equals_take(
     tolerance: float = 1e-10,
     seed: int = 0,
 ) -> float:
-    """Check the law of width: a cut network equals the wide one with dropped positions at zero.
+    """Check the law mask ≡ take: a cut network equals the original with zeros at dropped positions.
 
-    Axes that a norm, softmax or reduction spans are not cut in the comparison, because such an
-    operator counts zeros as well. For them, only check that the network runs and that its output
-    depends on its input.
+    A norm, softmax or reduction over an axis also counts zeros, so the law does not hold for such
+    axes. The comparison leaves these axes uncut. With them cut, it only checks that the network
+    runs and that its output depends on its input.
 
     Returns:
         The largest relative difference.
@@ -314,7 +316,7 @@ def mask_equals_take(
 def same_function(
     graph: ArchGraph, rewritten: Rewritten, *, tolerance: float = 1e-10, seed: int = 0
 ) -> float:
-    """Check the law of growth: the rewritten network equals the original in evaluation.
+    """Check that the rewritten network computes the same as the original in evaluation.
 
     Returns:
         The largest relative difference.
@@ -335,25 +337,27 @@ def check_law(
     tolerance: float = 1e-10,
     seed: int = 0,
 ) -> float:
-    """Return the largest relative difference between a rewritten network and its law's reference.
+    """Compare a rewritten network with a reference, and return the largest relative difference.
 
     1. Check that no tensor of the rewritten network is empty.
-    2. Draw random weights and inputs, and compare the two networks in evaluation, at the example's
-       open sizes and at other sizes.
-    3. An output that is the same for another input proves nothing, unless the original's is too.
-       Repeat with positive weights, so that no rectifier blocks all signals, then raise.
+    2. Draw random weights and inputs, and compare the two networks in evaluation, with the traced
+       example's dynamic sizes and with other sizes.
+    3. Check that every output depends on the input, unless it does not in the original either.
+       Otherwise repeat with positive weights, because ReLUs may have returned only zeros. If the
+       output still does not depend on the input, raise an error.
 
     Args:
         graph: The original.
         rewritten: The rewritten network, with the same number of outputs.
-        reference: Function from the original and its state to the network to compare with; None for
-            no comparison.
-        message: Error message if they differ.
+        reference: Function from the original and its state to the network to compare with. If None,
+            nothing is compared, and only 1 and 3 are checked.
+        message: Error message if the results differ.
         tolerance: Largest allowed difference.
         seed: Seed of the weights and the inputs.
 
     Raises:
-        RewriteError: If the difference exceeds the tolerance, or nothing is compared.
+        RewriteError: If the difference exceeds the tolerance; if a tensor is empty; if an output
+            does not depend on the input.
     """
     refuse_empty(graph, rewritten.graph)  # 1
     wide, narrow = in_float64(graph), in_float64(rewritten.graph)
@@ -391,10 +395,10 @@ def check_law(
 
 
 def refuse_empty(before: ArchGraph, after: ArchGraph) -> None:
-    """Raise an error for empty leaves or results that the graph before did not have.
+    """Check that a rewrite made no parameter and no result empty.
 
     Raises:
-        RewriteError: If there are any. The message names the first.
+        RewriteError: If one is empty. The message names the first.
     """
     nonempty = {p.name for p in before.params if 0 not in p.shape}
     empty: list[tuple[str, TensorType]] = [

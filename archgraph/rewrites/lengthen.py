@@ -1,4 +1,4 @@
-"""Insert copies of blocks into a section, named by number or as in another graph."""
+"""Insert copies of blocks into a section, and name them by number or as in another graph."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from archgraph.rewrites.splice import Renaming, Splice, names_in_use, plan_of
 
 
 def repeatable_blocks(graph: ArchGraph, section: Section, end: str) -> list[Block]:
-    """Return the blocks of a section that can be repeated after a node.
+    """Return the blocks of a section that can be inserted again after the node ``end``.
 
     Raises:
-        RewriteError: If there is no such block.
+        RewriteError: If no block can be inserted.
     """
     type_ = graph.node[end].type
     repeatable = [
@@ -33,7 +33,7 @@ def repeatable_blocks(graph: ArchGraph, section: Section, end: str) -> list[Bloc
     ]
     if not repeatable:
         last = section.blocks[-1]
-        reason = "appends to the stream" if last.kind == "dense" else last.reason
+        reason = "concatenates features to its input" if last.kind == "dense" else last.reason
         actual = f"{last.name}, which {reason}" if reason else type_
         expected = "a block whose result has the type of its input"
         raise RewriteError(
@@ -43,12 +43,15 @@ def repeatable_blocks(graph: ArchGraph, section: Section, end: str) -> list[Bloc
 
 
 def extend(splice: Splice, section: Section, depth: int) -> list[str]:
-    """Append copies with new numbers in their names; return the names of the section's blocks."""
+    """Append copies to a section; return the names of all blocks of the section.
+
+    The name of a copy is that of its original with a new number.
+    """
     graph = splice.graph
     repeatable = repeatable_blocks(graph, section, section.blocks[-1].exit)
     bodies = [_layers(graph, b) for b in repeatable]
     count = len(bodies)
-    # The shortest period: if attention and feed-forward alternate, the copies continue to.
+    # The shortest period: if attention and feed-forward alternate, so do the copies.
     period = next(
         p for p in range(1, count + 1) if all(bodies[i] == bodies[i - p] for i in range(p, count))
     )
@@ -63,12 +66,13 @@ def extend(splice: Splice, section: Section, depth: int) -> list[str]:
 
 
 def repeat(splice: Splice, section: Section, order: Sequence[int]) -> list[str]:
-    """Insert copies of a section's blocks to get an order of indices; return all block names.
+    """Copy blocks of a section so that they follow a given order; return all block names.
 
-    The first occurrence of an index in ``order`` is the existing block; later ones are copies.
+    ``order`` is a list of block numbers. The first occurrence of a number is the existing block;
+    later occurrences are copies of it.
 
     Raises:
-        RewriteError: If an index is missing; if first occurrences are not ascending; if the input
+        RewriteError: If a number is missing; if first occurrences are not ascending; if the input
             and output of a repeated block differ in shape or dtype.
     """
     blocks, where = section.blocks, section.name
@@ -97,7 +101,7 @@ def repeat(splice: Splice, section: Section, order: Sequence[int]) -> list[str]:
 
 
 def _numbered(splice: Splice, block: Block) -> tuple[Renaming, str]:
-    """Return the renaming and the name of a copy under the next free number."""
+    """Return the renaming of a block to its copy with the next free number, and the copy's name."""
     graph = splice.graph
     old = plan_of(graph, block).leaves
     in_use = names_in_use(splice.extended)
@@ -105,7 +109,7 @@ def _numbered(splice: Splice, block: Block) -> tuple[Renaming, str]:
     numbering = _Numbering.of(graph, original, old)
     for steps in itertools.count(1):
         leaf = {name: numbering.shifted(name, steps) for name in old}
-        # A leaf directly in a module that has other blocks is renamed and stays in the module.
+        # If the module of a leaf also contains other blocks, the renamed leaf stays in it.
         modules = {_module(new) for name, new in leaf.items() if _module(new) != _module(name)}
         free = not in_use & {*leaf.values(), *modules}
         module = numbering.shifted(original, steps)
@@ -117,7 +121,7 @@ def _numbered(splice: Splice, block: Block) -> tuple[Renaming, str]:
 
 
 def _layers(graph: ArchGraph, block: Block) -> tuple[str, ...]:
-    """Return the operators of a block that own leaves, which distinguish kinds of blocks."""
+    """Return the names of a block's operators with weights, which tell kinds of blocks apart."""
     operators = (graph.node[n] for n in block.nodes)
     return tuple(
         n.op for n in operators if row(n.op).normalises or row(n.op).weighted or row(n.op).macs
@@ -130,17 +134,16 @@ def _module(leaf: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Numbering:
-    """The number in the module paths of a block that distinguishes its copies.
+    """The number in a block's module paths that is increased for each copy.
 
     It is the last number in the path of the block's module (``layer3.1``). If the block is not a
     module, it is the number of each of its layers in their list (``features.40``, ``features.41``).
-    If there is no number, one is appended. Every leaf gets a new name, which differs for every
-    number of steps.
+    If no path contains a number, one is appended.
 
     Attributes:
-        module: Path of the block's module, or of the list.
-        depth: Number of path parts before the number.
-        moved: Path parts of the block's leaves at this depth.
+        module: Path of the block's module, or of the list of layers.
+        depth: Index of the path component with the number.
+        moved: Components of the leaves' paths at this index.
     """
 
     module: Path
@@ -149,7 +152,7 @@ class _Numbering:
 
     @staticmethod
     def of(graph: ArchGraph, block: str, leaf_names: Sequence[str]) -> _Numbering:
-        """Return the numbering of a block with the given leaves."""
+        """Find the number in the paths of a block and its leaves."""
         leaves = [path_of(name) for name in leaf_names]
         module = common(leaf[:-1] for leaf in leaves)
         if under(module, path_of(block)):
@@ -175,7 +178,7 @@ class _Numbering:
 
 
 def _are_items(graph: ArchGraph, module: Path, leaf_names: Sequence[str]) -> bool:
-    """Return whether leaves are those of numbered layers in a list that also has other blocks."""
+    """Return whether leaves belong to numbered layers in a list that also contains other layers."""
     prefix, depth = ".".join([*module, ""]), len(module)
     shared = any(p.name.startswith(prefix) and p.name not in leaf_names for p in graph.params)
     paths = [path_of(name)[depth:-1] for name in leaf_names]
@@ -187,7 +190,7 @@ def _are_items(graph: ArchGraph, module: Path, leaf_names: Sequence[str]) -> boo
 def line_up(
     splice: Splice, section: Section, depth: int, like: ArchGraph, model: Structure
 ) -> list[str]:
-    """Insert copies with the names of another graph's blocks; return the section's block names."""
+    """Insert copies with the names of blocks of ``like``; return the section's block names."""
     try:
         target = model.section(section.name)
     except GraphError as error:
@@ -215,7 +218,7 @@ def line_up(
 def _matching(
     splice: Splice, blocks: Sequence[Block], like: ArchGraph, wish: Block
 ) -> tuple[Block, Renaming]:
-    """Return a block that computes the same as another graph's, and the renaming of its copy."""
+    """Return a block that has the form of the block ``wish`` of ``like``, and its renaming."""
     problem = ""
     # The last block first, as without `like`; report why that one does not fit.
     for block in reversed(blocks):
@@ -228,7 +231,7 @@ def _matching(
 
 
 def _counterpart(splice: Splice, block: Block, like: ArchGraph, wish: Block) -> Renaming:
-    """Return the renaming of a block's copy to the names of another graph's block."""
+    """Return the renaming that gives a copy of a block the names of the block ``wish``."""
     graph, plan = splice.graph, plan_of(splice.graph, block)
     pairs, counterparts = _side_by_side(graph, block, like, wish)
     modules = {
@@ -256,7 +259,7 @@ def _counterpart(splice: Splice, block: Block, like: ArchGraph, wish: Block) -> 
 
 
 def _in_module(leaf: str, modules: Mapping[str, str]) -> str:
-    """Return the name of a leaf in the module that corresponds to its own; empty if none does."""
+    """Return the name of a leaf in the module that corresponds to its module; empty if none."""
     module, _, last = leaf.rpartition(".")
     return joined(modules[module], last) if module in modules else ""
 
@@ -264,14 +267,14 @@ def _in_module(leaf: str, modules: Mapping[str, str]) -> str:
 def _side_by_side(
     graph: ArchGraph, block: Block, like: ArchGraph, wish: Block
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Match operators and leaves of two blocks, walking backwards from their exits."""
+    """Match operators and leaves of two blocks, walking backwards from their outputs."""
     pairs: dict[str, str] = {}
     counterparts: dict[str, str] = {}
     inside, there = {*block.nodes} - {block.entry}, set(wish.nodes)
     pending = [(block.exit, wish.exit)]
     while pending:
         a, b = pending.pop()
-        # Both must reach their entry at the same time, and each operator has one counterpart.
+        # Both must reach their input at the same time, and each operator has one counterpart.
         if (a == block.entry) != (b == wish.entry) or pairs.get(a, b) != b:
             _refuse(block, f"%{a}", f"%{b}")
         if a in pairs or a not in inside or b not in there:
@@ -289,14 +292,14 @@ _NUMBER = int | float | Polynomial
 
 
 def _operands(block: Block, x: Node, y: Node) -> Iterator[tuple[Ref | Leaf, Ref | Leaf]]:
-    """Yield the results and leaves that two operators take in pairs; refuse any difference."""
+    """Yield corresponding operands of two operators; raise if the operators differ."""
     one, other = dict(x.args), dict(y.args)
     if x.op != y.op or [*one] != [*other]:
         _refuse(block, x.op, y.op)
     for i, j in _parallel(tuple(one.values()), tuple(other.values())):
         if isinstance(i, Ref | Leaf) and isinstance(j, type(i)):
             yield i, j
-        # Numbers are widths and rates: the copy keeps the graph's own.
+        # Numbers are widths and rates, which may differ: the copy keeps those of its original.
         elif not (isinstance(i, _NUMBER) and isinstance(j, _NUMBER)) and not same_value(i, j):
             _refuse(block, f"{x.op} with {i}", f"{y.op} with {j}")
 
@@ -306,10 +309,10 @@ def _refuse(block: Block, actual: object, expected: object) -> NoReturn:
 
 
 def _parallel(a: Value, b: Value) -> Iterator[tuple[Value, Value]]:
-    """Yield the scalars of two values in pairs, or the values themselves if their forms differ.
+    """Yield pairs of corresponding scalars of two values, or the values if their forms differ.
 
-    Behaviour that only one of them has in training is ignored (stochastic depth of rate 0 has
-    none).
+    If only one value differs between training and evaluation (the other has a stochastic depth of
+    rate 0), only the values of evaluation are paired.
     """
     match a, b:
         case tuple(), tuple() if len(a) == len(b):

@@ -1,4 +1,4 @@
-"""Add low-rank adapters: two narrow layers parallel to a layer, with the rank as an axis."""
+"""Add low-rank adapters (two narrow layers parallel to a layer), and reduce their ranks."""
 
 from __future__ import annotations
 
@@ -38,28 +38,29 @@ def add_lora(
     allow_nothing: bool = False,
     verify: bool = False,
 ) -> Rewritten:
-    """Add ``s · up(down(x))`` to linear maps and convolutions of ``x`` (LoRA).
+    """Add low-rank adapters to layers: ``s · up(down(x))`` is added to the result for ``x`` (LoRA).
 
-    ``up`` starts at zero, so the network computes the same function until it is trained. Every
-    adapter's rank is an axis with role ``rank``. Shares of all axes do not cut it, but ``rank=4``
-    in :func:`archgraph.rewrite` keeps the first four positions of every rank. All layers remain
-    trainable; ``train_only="*.lora.*"`` freezes all except the adapters.
+    The weights of ``up`` start at zero, so the network computes the same function until it is
+    trained. The original weights remain trainable; ``train_only="*.lora.*"`` freezes all except the
+    adapters. The rank of each adapter is an axis with role ``rank``. ``take=0.5`` does not cut this
+    axis; ``rank=4`` in :func:`archgraph.rewrite` keeps its first four positions.
 
     Args:
         graph: The architecture.
         rank: Rank of every adapter.
         where: Names or patterns of layers or of their weights (``*.query``). Default: every linear
-            map and convolution that can have an adapter. To adapt an embedding, give its full name.
+            layer and convolution that can have an adapter. To adapt an embedding, give its full
+            name.
         alpha: Numerator of the scale. Default: the value for which the scale is 1.
         scaling: The scale ``s``: ``alpha / rank``, or ``alpha / √rank`` (``rsqrt``). A client with
             a smaller rank keeps this scale.
         allow_nothing: If True, return a model without such layers unchanged.
-        verify: Check that the function is the same (three forwards in float64).
+        verify: Check that the function is the same (three forward passes in float64).
 
     Raises:
         GraphError: If a pattern matches no layer; suggests the nearest names.
         RewriteError: If the rank or alpha is out of range; if a layer in ``where`` has a tied,
-            grouped or computed weight; if no layer gets an adapter, unless ``allow_nothing``.
+            grouped or computed weight; if no layer gets an adapter and ``allow_nothing`` is False.
 
     Example:
         >>> import torch
@@ -107,7 +108,7 @@ def add_lora(
 
 
 def _layers(graph: ArchGraph) -> dict[str, tuple[LinearMap, str]]:
-    """Return the operators that multiply by a leaf, with the form of the product and the leaf."""
+    """Return a dict from each operator that multiplies by a weight to its properties and weight."""
     layers = {}
     for node in graph.nodes:
         fact = row(node.op).linear_map
@@ -161,7 +162,10 @@ def _obstacle(graph: ArchGraph, node: Node, fact: LinearMap, weight: str) -> str
 
 
 def _path(weight: str, weights: set[str]) -> str:
-    """Return the module path of an adapter: from its layer or, if that has several, its weight."""
+    """Return the module path of an adapter: ``layer.lora``, or ``layer.weight_lora`` if several.
+
+    A layer has several adapters if several of its weights are adapted.
+    """
     prefix, dot, last = weight.rpartition(".")
     alone = sum(name.rpartition(".")[0] == prefix for name in weights) == 1
     return f"{prefix}{dot}lora" if alone else f"{prefix}{dot}{last}_lora"
@@ -176,7 +180,10 @@ def _adapted(
     scale: float,
     names: set[str],
 ) -> tuple[tuple[Node, ...], tuple[Param, Param]]:
-    """Return a layer with its adapter; the last operator has the layer's name."""
+    """Return the operators of a layer and its adapter, and the weights of the adapter.
+
+    The last operator, which adds both results, has the layer's name.
+    """
     weight = node.arg(fact.weight)
     assert isinstance(weight, Leaf)
     param = graph.param[weight.name]
@@ -222,24 +229,25 @@ def rank(
     allow_nothing: bool = False,
     verify: bool = False,
 ) -> Rewritten:
-    """Reduce the rank of every low-rank adapter: keep its first positions.
+    """Reduce the rank of every low-rank adapter to ``size``, keeping its first components.
 
-    Adapters with a smaller rank are unchanged. Without ``alpha`` the scale is unchanged, so the
-    client computes the same as the model with the removed positions set to zero.
+    Adapters with a smaller rank are unchanged. Without ``alpha``, the scale is unchanged, so the
+    network computes the same as the original with the removed components set to zero.
 
     Args:
         graph: An architecture with low-rank adapters.
         size: The new rank. Default: keep every rank.
         alpha: New numerator of the scale of every adapter, as in :func:`archgraph.add_lora`. Among
-            the adapter methods, ``flora`` supports clients with a changed scale.
+            the strategies for adapters, ``flora`` supports clients with different scales.
         scaling: The scale: ``alpha / rank``, or ``alpha / √rank`` (``rsqrt``).
         allow_nothing: If True, accept a model whose ranks are all at most ``size``, or that has no
             adapters.
-        verify: Check the law mask ≡ take on random weights (three forwards in float64).
+        verify: Check that the network computes the same as the original with the removed components
+            set to zero (three forward passes in float64).
 
     Raises:
-        RewriteError: If the rank or alpha is out of range; if no adapter has a larger rank and no
-            scale changes, unless ``allow_nothing``.
+        RewriteError: If the rank or alpha is out of range; if no rank and no scale would change and
+            ``allow_nothing`` is False.
 
     Example:
         >>> import torch
@@ -269,7 +277,7 @@ def rank(
 
 
 def _larger(graph: ArchGraph, size: int) -> Kept:
-    """Return the first positions of every rank above a size."""
+    """Return a dict from each rank that is larger than ``size`` to its first positions."""
     _check_rank(size)
     free = axes(graph).free
     return {a.name: np.arange(size) for a in free if a.role == "rank" and a.size > size}
@@ -278,7 +286,7 @@ def _larger(graph: ArchGraph, size: int) -> Kept:
 def _rescaled(
     graph: ArchGraph, size: int | None, alpha: float, scaling: Scaling
 ) -> tuple[Node, ...]:
-    """Return the sums of the adapters whose scale changes, with their new scale at a rank."""
+    """Return the additions of the adapters whose scale changes, with their new scale."""
     sums = list[Node]()
     for branch in low_rank_branches(graph):
         rank = graph.param[branch.down].shape[branch.rank_dim]

@@ -1,8 +1,9 @@
-"""Apply factors to layers whose results reach an operand through operators that only move values.
+"""Apply factors to layers whose results are reordered or split before they are used.
 
-Packed queries, keys and values share a layer, but only one of the three must be divided. Therefore
-the layer's channels are numbered, and the operators are run on these numbers. The number at each
-position of the operand is the channel to divide.
+For example, one layer computes packed queries, keys and values, but only the queries must be
+divided. To find their channels, the layer's channels are numbered, and the operators between layer
+and operand are run on these numbers. The number at each position of the operand is the channel to
+divide.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from archgraph.ops.table import growth
 from archgraph.rewrites.copies import Copies
 from archgraph.states.dimension_map import Vector
 
-# An operator's result on numbers; several tensors for a split.
+# An operator's result for numbered channels; several tensors for a split.
 Sent: TypeAlias = "torch.Tensor | list[torch.Tensor] | tuple[torch.Tensor, ...]"
 
 
@@ -30,7 +31,10 @@ class Refusal(Exception):
 
 
 def moved_from(graph: ArchGraph, name: str) -> tuple[list[Node], Node] | None:
-    """Return the operators that move a layer's result to another result, and the layer."""
+    """Return the layer whose values a result contains, and the operators that moved the values.
+
+    Returns None if other operators change the values, or if nothing moves them.
+    """
     path = [graph.node[name]]
     while growth(path[-1].op).moves:
         operands = list(path[-1].operands())
@@ -42,7 +46,7 @@ def moved_from(graph: ArchGraph, name: str) -> tuple[list[Node], Node] | None:
 
 
 class MovedFactors:
-    """Factors on the layers whose results are moved to operands.
+    """Factors for layers whose results are moved before an operator uses them.
 
     Attributes:
         factors: Dict from leaf and dimension to one factor per new position.
@@ -52,15 +56,16 @@ class MovedFactors:
         self.copies, self.axes = copies, axes
         self.factors: dict[tuple[str, int], Vector] = {}
         self._on: set[str] = set()  # operators on the paths
-        # By layer: its numbered result, and the numbers of the channels that arrive.
+        # Dict from layer to its numbered result, and the numbers of the channels that arrive.
         self._arrived: dict[str, tuple[torch.Tensor, set[int]]] = {}
 
     def divide(self, start: str, dim: int) -> None:
-        """Divide the layer's channels whose values are along a dimension of an operand.
+        """Divide the channels of a layer whose values are in an operand.
 
         1. Number the channels of the layer, and run the operators on the numbers.
-        2. The channel whose number is at a position gets the factor of that position.
-        3. The leaves of the layer get the factors of its channels.
+        2. Each position of the operand along ``dim`` then contains a channel's number. This channel
+           gets the factor of the position.
+        3. Multiply the weight and bias of the layer by the factors of its channels.
 
         Raises:
             Refusal: If the layer has other users, or if one channel would get several factors.
@@ -82,7 +87,7 @@ class MovedFactors:
             raise Refusal(f"%{start} combines channels with the batch in one dimension")
         part, factor = self.copies.parts(target, self.axes), np.ones(size)
         if sent.numel():  # 2
-            # One column per position of the operand: all channels that arrive there get its factor.
+            # One column per position of the operand: all channels in the column get its factor.
             numbers = sent.movedim(dim, -1).reshape(-1, sent.shape[dim])
             for column, value in zip(numbers.T.numpy(), part, strict=True):
                 factor[column] = value
@@ -103,7 +108,7 @@ class MovedFactors:
         return layout, at[0]
 
     def _settle(self, layer: Node, factor: Vector) -> None:
-        """Multiply the leaves of a layer, unless a channel already has another factor."""
+        """Multiply the leaves of a layer; raise if a channel already has another factor."""
         for argument, d in growth(layer.op).affine.items():
             if isinstance(leaf := layer.arg(argument), Leaf):
                 before = self.factors.get((leaf.name, d), np.ones(len(factor)))
@@ -112,14 +117,14 @@ class MovedFactors:
                 self.factors[leaf.name, d] = np.where(factor == 1, before, factor)
 
     def check(self, start: str, ends: set[str]) -> None:
-        """Check that the divided channels are not used elsewhere.
+        """Check that only the operators in ``ends`` use the divided channels.
 
         Args:
             start: The operand to name in the message.
-            ends: Operators that may use them.
+            ends: Operators that may use the channels.
 
         Raises:
-            Refusal: If other operators use them as well.
+            Refusal: If other operators use the channels as well.
         """
         for layer, (numbered, arrived) in self._arrived.items():
             if any(arrived & other for other in self._others(layer, numbered, ends)):
@@ -138,7 +143,7 @@ class MovedFactors:
         return torch.arange(size).reshape(view).expand(shape).contiguous()
 
     def _others(self, layer: str, numbered: torch.Tensor, ends: set[str]) -> Iterator[set[int]]:
-        """Yield the numbers that operators outside the paths take."""
+        """Yield the numbers of the channels that operators outside the paths use."""
         users = self.copies.graph.users
         pending: list[tuple[str, str, Sent]] = [(layer, u, numbered) for u in users[layer]]
         while pending:
@@ -154,7 +159,7 @@ class MovedFactors:
                 yield {i for p in parts for i in p.reshape(-1).tolist()}
 
     def _sent(self, node: Node, sent: Sent) -> Sent:
-        """Run an operator that only moves positions on numbers, with a batch size of one."""
+        """Run an operator that only moves values on channel numbers, with a batch size of one."""
         if node.op == "getitem":
             index = node.arg("index")
             assert isinstance(index, int)

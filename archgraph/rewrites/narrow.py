@@ -33,22 +33,22 @@ def narrow(
     seed: int = 0,
     allow_nothing: bool = False,
 ) -> Rewritten:
-    """Narrow axes to their first positions and merge the removed positions into them.
+    """Keep the first positions (indices) of axes, and add the removed weights to the kept ones.
 
     Args:
         graph: The wide architecture.
-        shares: One share in (0, 1] for every width, or a dict from axis to share, as in
+        shares: One fraction in (0, 1] for every width, or a dict from axis to fraction, as in
             :func:`take`.
-        sizes: Dict from axis to the number of first positions to keep.
-        mode: ``paper``: where an axis is summed over, the sum of the removed weights is added to
-            the remaining ones in equal parts (FedADP, Algorithm 3). ``net2net``: the inverse of
-            :func:`widen` with the same seed. Copies are merged with their originals: summed where
-            widening divides them, averaged elsewhere.
-        seed: Seed of the copies (for ``net2net``).
-        allow_nothing: If True, accept shares that change nothing, as in :func:`take`.
+        sizes: Dict from axis to the number of positions to keep.
+        mode: With ``paper``, where an axis is summed over, the sum of the removed weights is added
+            to the kept weights in equal parts (FedADP, Algorithm 3). ``net2net`` is the inverse of
+            :func:`widen` with the same seed: each copy is merged with its original. Where ``widen``
+            divides weights, copy and original are summed; elsewhere, they are averaged.
+        seed: Seed with which :func:`widen` chooses copies, for ``net2net``.
+        allow_nothing: If True, accept fractions that change nothing, as in :func:`take`.
 
     Raises:
-        RewriteError: If a size is out of range, or if shares below 1 change nothing.
+        RewriteError: If a size is out of range; if fractions below 1 change nothing.
         AxisError: If an axis does not exist or is pinned.
 
     Example:
@@ -72,7 +72,7 @@ def narrow(
     sizes_after = {axis: size for axis, size in counts.items() if size < axis.size}
     selection = {a.name: np.arange(n) for a, n in sizes_after.items()}
     narrowed = cut_axes(graph, selection)
-    # From the narrow graph's view: the copies that widening makes, and the dimensions it divides.
+    # The copies that widening the narrow graph would make, and the dimensions that it would divide.
     index = {a.name: drawn(a.name, n, a.size, seed) for a, n in sizes_after.items()}
     copies = Copies(narrowed.graph, index)
     factors, _ = compensation(copies)
@@ -91,7 +91,7 @@ def narrow(
 
 
 def _merged(copies: Copies, layout: Layout, factor: Vector | None) -> DimMap | None:
-    """Merge copies with their originals: summed where widening divides them, otherwise averaged."""
+    """Merge copies with their originals: sum where widening divides weights, otherwise average."""
     rows = copies.positions(layout)
     equal = copies.parts(layout)
     weights = equal if factor is None else equal / factor

@@ -1,8 +1,8 @@
-"""Types of the values of rewrites, in files and as keywords.
+"""Types of the options of rewrites, in files and as keywords.
 
-The most common option has a short form: ``take: 0.5`` for ``take: {shares: 0.5}``,
-``skip: layer2.1`` for ``skip: {blocks: [layer2.1]}``. The long forms use the argument names of the
-functions.
+The most common option has a short form: ``take: 0.5`` for ``take: {shares: 0.5}``, and
+``skip: layer2.1`` for ``skip: {blocks: [layer2.1]}``. In the long form, options have the names of
+the function's arguments.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from archgraph.plain import Json
 def _number(
     fits: Callable[[float], bool], what: str, expected: str, bounds: Any
 ) -> BeforeValidator:
-    """Return a validator of a number's bounds; pydantic itself rejects other types."""
+    """Return a validator of a number's range. Pydantic rejects values that are not numbers."""
 
     def checked(value: Any) -> Any:
         value = percent(value)
@@ -67,7 +67,7 @@ FactorChoice = CheckedFactor | dict[str, CheckedFactor]
 BlockNames = Annotated[
     tuple[str, ...], BeforeValidator(_listed, json_schema_input_type=str | tuple[str, ...])
 ]
-# A share of the model's own value, or an amount; the measure determines the possible units.
+# A fraction of the model's own cost, or an absolute cost. The measure determines the units.
 BudgetValue = Annotated[Annotated[float, Field(gt=0)] | str | None, Field(examples=["10M", 0.5])]
 SomeNames = Annotated[BlockNames, Field(min_length=1)]
 Flags = Annotated[tuple[Literal[0, 1], ...], Field(min_length=1)]
@@ -88,30 +88,31 @@ class SkipOptions(Base):
     blocks: BlockNames = Field(default=(), description="names or patterns of blocks")
     keep: dict[str, Flags] = Field(
         default={},
-        description="section → a list with 1 for each block to keep and 0 for each block to "
-        "remove, as in the tables of NeFL. If a removed block changes the shape, its "
-        "projection stays",
+        description="for each section, a list with 1 for each block to keep and 0 for each block "
+        "to remove, as in the tables of NeFL. If a removed block changes the shape, its "
+        "projection shortcut stays",
         examples=[{"layer2": [1, 0]}],
     )
 
 
 class NarrowOptions(Base):
-    """Options of ``narrow``: choices by axis name, role or pattern; sizes override shares."""
+    """Options of ``narrow``. Keys are axis names, roles or patterns. Sizes override shares."""
 
     shares: ShareChoice = Field(
         default={},
-        description="share of every width to keep, or a share for each axis; sizes are rounded up",
+        description="fraction of every width to keep, or a fraction for each axis; sizes are "
+        "rounded up",
         examples=[{"layer1.*": 0.5}],
     )
     sizes: dict[str, Count] = Field(
         default={},
-        description="number of positions (indices along the axis) to keep, from the first",
+        description="number of positions (indices along the axis) to keep, counted from the first",
         examples=[{"heads": 4}],
     )
 
 
 class TakeOptions(NarrowOptions):
-    """Options of ``take``: choices by axis name, role or pattern; positions override sizes."""
+    """Options of ``take``. Keys are axis names, roles or patterns. Positions override sizes."""
 
     positions: PositionChoice = Field(
         default={},
@@ -129,7 +130,7 @@ class TakeOptions(NarrowOptions):
 
 
 class WidenOptions(Base):
-    """Options of ``widen``: choices by axis name, role or pattern; positions override sizes."""
+    """Options of ``widen``. Keys are axis names, roles or patterns. Positions override sizes."""
 
     factors: FactorChoice = Field(
         default={},
@@ -199,7 +200,7 @@ class RankOptions(Base):
 
 
 class FitOptions(Base):
-    """Options of ``fit``: budgets, which all apply, and how to choose within them."""
+    """Options of ``fit``: budgets, and how to choose a submodel within all of them."""
 
     parameters: BudgetValue = Field(default=None, description="budget of parameters")
     macs: BudgetValue = Field(
@@ -227,7 +228,7 @@ class FitOptions(Base):
     shape: Literal["free", "nested", "uniform"] = Field(
         default="free",
         description="free: the sizes that use the budget best; nested: a smaller budget "
-        "selects a part of the submodel of a larger budget; uniform: the same share of every "
+        "selects a part of the submodel of a larger budget; uniform: the same fraction of every "
         "width",
     )
     importance: ScoreChoice | None = Field(
@@ -248,7 +249,7 @@ class FitOptions(Base):
     like: bool = Field(
         default=False,
         description="choose only sizes that the model's class supports, so that transformers or "
-        "timm can load the result; for a `python:` model from one of them",
+        "timm can load the result; requires a `python:` model from transformers or timm",
     )
 
     @model_validator(mode="before")
@@ -261,15 +262,16 @@ class FitOptions(Base):
 
 
 def _main_or_options(main: str) -> Callable[[Any], Any]:
-    """Accept a value of the main option in place of all options."""
+    """Return a function that converts the short form (a value of the main option) to the long."""
     return lambda value: value if isinstance(value, Mapping | Base) else {main: value}
 
 
 def _by_axis(main: str) -> Any:
-    """Accept a value of the main option, or a mapping of such values by axis.
+    """Return a function that converts the short form to the long form.
 
-    A mapping is the long form if all of its keys are options or if it contains a mapping. An axis
-    that is named like an option must be chosen in the long form.
+    The short form is a value of the main option, or a mapping from axis to value. A mapping is the
+    long form if all of its keys are options or if it contains a mapping. An axis with the name of
+    an option must be chosen in the long form.
     """
     options = {main, "sizes", "positions", "importance"}
 
@@ -284,11 +286,11 @@ def _by_axis(main: str) -> Any:
 
 
 def _key(options: type[Base], before: Callable[[Any], Any], short: Any) -> Any:
-    """Return the type of a rewrite's key: its options, or their short form."""
+    """Return the type of the value of a rewrite: its options, or their short form."""
     return Annotated[options, BeforeValidator(before, json_schema_input_type=short | options)]
 
 
-# The value of a key, by rewrite.
+# Types of the value of each rewrite.
 Skip = _key(SkipOptions, _main_or_options("blocks"), str | tuple[str, ...])
 Take = _key(TakeOptions, _by_axis("shares"), ShareChoice)
 Narrow = _key(NarrowOptions, _by_axis("shares"), ShareChoice)
@@ -300,7 +302,7 @@ OrderBySection = dict[str, Count | tuple[Annotated[int, Field(ge=0)], ...]]
 
 
 class UnreadSteps(tuple[Json, ...]):
-    """Steps of a model, which are parsed once their input is known."""
+    """Steps (layers in a model file), which are parsed when their input is known."""
 
     __slots__ = ()
 

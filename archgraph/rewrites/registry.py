@@ -1,9 +1,9 @@
-"""The table of rewrites: one file per rewrite, and one row here.
+"""The table of rewrites, with one row per rewrite.
 
-A row is the source of the keyword of :func:`archgraph.rewrite`, the key in family files with its
-validation and JSON schema, the option of ``archgraph rewrite``, the topic of ``archgraph help``,
-the table of the README, and a test of the law. A chain runs rewrites in the order of the rows.
-Nothing heavy is imported before a row is used.
+A row defines the keyword of :func:`archgraph.rewrite`, the key in family files with its validation
+and JSON schema, the option of ``archgraph rewrite``, the topic of ``archgraph help``, a row of the
+table in the docs, and a test of the law. If several rewrites are requested, they run in the order
+of the rows. The module of a rewrite is imported when the row is first used.
 
 A package adds a rewrite with an entry point in the group ``archgraph.rewrites`` whose value is a
 :class:`RewriteRow`.
@@ -32,16 +32,17 @@ GROUP = "archgraph.rewrites"
 
 @dataclass(frozen=True, slots=True)
 class RewriteRow:
-    """A rewrite for files, the command line and the docs.
+    """A row of the table of rewrites, used by files, the command line and the docs.
 
     Attributes:
-        name: Name of the keyword, of the key in a file, and of the option.
-        function: The rewrite, as ``package.module:function``; its first argument is the graph.
-        options: Type of the key's value, as ``package.module:NAME``; a plain name refers to
-            :mod:`archgraph.rewrites.options`.
+        name: Name of the keyword, of the key in a file, and of the command-line option.
+        function: The rewrite, as ``package.module:function``. Its first argument is the graph.
+        options: Type of the value in a file, as ``package.module:NAME``. A name without a module
+            refers to :mod:`archgraph.rewrites.options`.
         help: Description in one sentence.
         example: An example value, as YAML.
-        law: The invariant in a few words; ``verify=True`` checks it if the function has the option.
+        law: The property that the rewrite guarantees, in a few words. If the function has an
+            argument ``verify``, ``verify=True`` checks the property.
     """
 
     name: str
@@ -64,17 +65,17 @@ class RewriteRow:
         return _imported(f"archgraph.rewrites.options:{self.options}" if inside else self.options)
 
     def apply(self, graph: ArchGraph, value: Any, *, verify: bool = False) -> Rewritten:
-        """Rewrite a graph with the value of a file.
+        """Rewrite a graph with a value from a file.
 
-        The value is a set of options by name, ``True`` for the defaults, or the function's first
-        argument.
+        The value is a mapping of options, ``True`` for the default options, or the function's first
+        argument after the graph.
 
         Raises:
             RewriteError: If the rewrite cannot be applied.
         """
         if value is True:
             return apply(self.load(), graph, verify=verify)
-        if hasattr(value, "model_fields_set"):  # the long form of the key
+        if hasattr(value, "model_fields_set"):  # a mapping of options
             chosen = {key: getattr(value, key) for key in value.model_fields_set}
             return apply(self.load(), graph, verify=verify, **chosen)
         return apply(self.load(), graph, value, verify=verify)
@@ -87,10 +88,11 @@ def apply(
     verify: bool = False,
     **options: object,
 ) -> Rewritten:
-    """Call a rewrite, passing ``verify`` if it accepts it.
+    """Call a rewrite; pass ``verify`` if the function has this argument.
 
     Raises:
-        RewriteError: If it cannot be applied, or is not a rewrite.
+        RewriteError: If the rewrite cannot be applied; if the function does not return a
+            :class:`Rewritten`.
     """
     from archgraph.states import Rewritten  # imports PyTorch: not before a row is used
 
@@ -112,42 +114,42 @@ SHIPPED: tuple[RewriteRow, ...] = (
     RewriteRow(
         "skip", "archgraph.rewrites.skip:skip", "Skip",
         "Remove blocks.",
-        "[layer2.1]", "equals the original with their branches at zero",
+        "[layer2.1]", "equals the original with the blocks' branches multiplied by zero",
     ),
     RewriteRow(
         "shorten", "archgraph.rewrites.shorten:shorten", "NumberBySection",
         "Keep only the first blocks of a section.",
-        "{layer2: 1}", "equals the original with the other branches at zero",
+        "{layer2: 1}", "equals the original with the removed branches multiplied by zero",
     ),
     RewriteRow(
         "graft", "archgraph.rewrites.graft:graft", "OrderBySection",
-        "Lengthen a section by copies of its last block, or by blocks copied in a given order.",
+        "Add copies of a section's last block to the section, or copy its blocks in a given order.",
         "{layer2: 4}", "skipping the copies restores the graph",
     ),
     RewriteRow(
         "deepen", "archgraph.rewrites.deepen:deepen", "NumberBySection",
-        "Lengthen a section by new blocks that compute the identity at first.",
+        "Add new blocks, which compute the identity at first, to a section.",
         "{layer2: 4}", "same function",
     ),
     RewriteRow(
         "ends_after", "archgraph.rewrites.ends_after:ends_after", "EndsAfter",
         "End the network after a section, with a new classifier or an existing early exit.",
-        "{section: layer1, head: 10}", "equals the classifier on that section's result",
+        "{section: layer1, head: 10}", "equals the classifier applied to the section's result",
     ),
     RewriteRow(
         "fit", "archgraph.budgets.fit:fit", "FitOptions",
         "Shrink the model to a budget of parameters, multiply–accumulates, bytes or memory.",
-        "{macs: 0.5}", "never above the budget; the laws of take and skip",
+        "{macs: 0.5}", "the cost is within the budget; the laws of take and skip",
     ),
     RewriteRow(
         "take", "archgraph.rewrites.take:take", "Take",
-        "Keep some of the positions (indices) along axes: a share, a number or a list.",
+        "Keep some of the positions (indices) along axes: a fraction, a number or a list.",
         "0.5", "mask ≡ take: equals the original with all other positions masked to zero",
     ),
     RewriteRow(
         "narrow", "archgraph.rewrites.narrow:narrow", "Narrow",
         "Keep the first positions (indices) along axes; add the removed weights to the kept ones.",
-        "0.5", "the graph of take; sums over the axes keep their total",
+        "0.5", "same graph as take; sums of weights over the axes do not change",
     ),
     RewriteRow(
         "widen", "archgraph.rewrites.widen:widen", "Widen",
@@ -172,7 +174,7 @@ SHIPPED: tuple[RewriteRow, ...] = (
     RewriteRow(
         "rank", "archgraph.rewrites.lora:rank", "Rank",
         "Reduce the rank of every low-rank adapter, keeping its first components.",
-        "4", "mask ≡ take, at the model's own scale unless alpha is set",
+        "4", "mask ≡ take; the scale changes only if alpha is set",
     ),
     RewriteRow(
         "add_exits", "archgraph.rewrites.exits:add_exits", "HeadBySection",
@@ -196,10 +198,10 @@ SHIPPED: tuple[RewriteRow, ...] = (
 
 @functools.cache
 def rewrite_rows() -> Mapping[str, RewriteRow]:
-    """Return all rewrites by name, in the order in which a chain runs them.
+    """Return a dict from name to rewrite, in the order in which several rewrites run.
 
-    Installed rewrites, sorted by name, run after those of archgraph and before ``train_only``,
-    which may name the leaves that they add.
+    Rewrites of other packages, sorted by name, run after those of archgraph and before
+    ``train_only``, whose patterns may match parameters that they add.
 
     Raises:
         SpecError: If two packages provide rewrites with the same name.
@@ -209,7 +211,7 @@ def rewrite_rows() -> Mapping[str, RewriteRow]:
         ['skip', 'shorten', 'graft']
     """
     entries = importlib.metadata.entry_points(group=GROUP)
-    # A set: a package that is on the path twice offers equal rows.
+    # A set: a package that is on the path twice provides equal rows.
     installed: set[RewriteRow] = {entry.load() for entry in entries}
     last = SHIPPED[-1]
     known: dict[str, RewriteRow] = {}
@@ -223,7 +225,7 @@ def rewrite_rows() -> Mapping[str, RewriteRow]:
 
 
 def rewrite_table() -> Table:
-    """Return all rewrites, in the order in which a chain runs them.
+    """Return the table of all rewrites, in the order in which several rewrites run.
 
     Example:
         >>> rewrite_table().rows[0][2]

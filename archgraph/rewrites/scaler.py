@@ -1,4 +1,4 @@
-"""HeteroFL's scaler: divide weighted layers' results by the client's width rate in training."""
+"""Add HeteroFL's scaler: in training, divide layers' results by the client's width rate."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ def add_scaler(
 ) -> Rewritten:
     """Multiply the result of every convolution and linear layer by 1/rate while training.
 
-    Evaluation is unchanged. The last weighted layers, whose results reach an output through
-    pointwise operators alone, are not scaled (HeteroFL scales hidden layers).
+    Evaluation is unchanged. Only hidden layers are scaled, as in HeteroFL. A layer is not scaled if
+    only elementwise operators follow it before an output.
 
     Args:
         graph: The client's architecture.
-        rate: Its width rate in (0, 1]; 1 changes nothing.
+        rate: The client's width as a fraction of the global model's, in (0, 1]. 1 changes nothing.
         always: If True, multiply in evaluation as well, as ScaleFL's code does. This changes the
             function.
-        verify: Check that evaluation is unchanged (three forwards in float64).
+        verify: Check that evaluation is unchanged (three forward passes in float64).
 
     Raises:
         RewriteError: If the rate is outside (0, 1].
@@ -75,7 +75,7 @@ def add_scaler(
 
 
 def _last_weighted(graph: ArchGraph) -> set[str]:
-    """Return weighted operators that reach an output through pointwise operators alone."""
+    """Return layers with weights that only elementwise operators follow before an output."""
 
     def before(name: str) -> Iterable[str]:
         facts = row(graph.node[name].op)

@@ -1,4 +1,4 @@
-"""Sections after a change of depth, and validation of depths."""
+"""Update a graph's sections after a change of depth, and validate depths."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def integer_depths(depths: Mapping[str, int]) -> dict[str, int]:
 def with_sections(
     rewritten: Rewritten, before: ArchGraph, parts: Structure, names: SectionBlocks
 ) -> Rewritten:
-    """Return the rewrite with the sections of the graph before.
+    """Return the rewrite, with the sections of the original written into its graph if necessary.
 
-    Removing blocks can remove the evidence by which the analysis finds a section (its last residual
-    block, the repetition of a layer). The sections are then written into the graph.
+    Removing blocks can remove what the analysis recognises a section by, such as the last residual
+    block or the repetition of a layer. Then the analysis would find other sections.
     """
     if before.sections:
         requested = _requested(dict(before.sections), names)
@@ -53,11 +53,12 @@ def with_sections(
 
 
 def _requested(lists: Mapping[str, tuple[str, ...]], names: SectionBlocks) -> SectionBlocks:
-    """Return the user's sections with their present blocks.
+    """Return the user's sections with the blocks that they have after the rewrite.
 
-    1. A section without a list keeps the blocks in its scope; a copy of its only block is outside.
+    1. A section without a list consists of the blocks in its module. If a copy is outside this
+       module, the section gets a list.
     2. A section with a list keeps its blocks and their copies.
-    3. Any other section keeps those of its blocks that the user listed.
+    3. A section that the user did not define keeps only blocks that the user listed.
     """
     listed = {block for blocks in lists.values() for block in blocks}
     requested = list[tuple[str, tuple[str, ...]]]()

@@ -23,7 +23,7 @@ def shorten(graph: ArchGraph, depths: Mapping[str, int], *, verify: bool = False
         verify: As in :func:`skip`.
 
     Raises:
-        RewriteError: If the section cannot have that depth; gives the range.
+        RewriteError: If a section cannot have the depth. The message gives the possible range.
         GraphError: If a section does not exist; suggests the nearest name.
 
     Example:

@@ -1,7 +1,7 @@
-"""Remove the effect of some blocks but not the blocks, to check the law of skipping.
+"""Remove the effect of blocks without removing the blocks, to check :func:`archgraph.skip`.
 
-The sum that adds a branch is found from the layers of a block and the graph, not from the
-boundaries of the block in the analysis. A wrong boundary is therefore detected.
+The addition of a branch is found from the layers of a block, not from the block's boundaries in the
+analysis. So the check also detects wrong boundaries.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from archgraph.rewrites.insert import following, fresh, operands_in
 
 
 def silenced(graph: ArchGraph, blocks: Iterable[tuple[Block, bool]]) -> ArchGraph:
-    """Return a graph in evaluation in which some blocks have no effect.
+    """Return the graph for evaluation, changed so that some blocks have no effect.
 
-    1. A sum adds the branch of a block if all private layers of one operand belong to the block,
-       and the other operand comes from an input of that private part, without passing its layers.
-       That operand is multiplied by zero.
-    2. An operator that combines the stream with a foreign result or parameter is unchanged,
-       wherever the block begins and ends.
-    3. The block's operators between these (a norm, a plain layer) become the identity. Operators
-       that only move positions (a partition into windows) remain.
+    1. An addition adds the branch of a block if two conditions hold. All layers that only one of
+       its operands depends on belong to the block. The other operand is computed from an input of
+       these layers, without passing through them. Then the first operand is multiplied by zero.
+    2. An elementwise operator of the block that combines the block's input with a value or
+       parameter from outside the block remains.
+    3. The block's other operators outside branches (a norm, a linear layer) become the identity.
+       Operators that only move values (a partition into windows) remain.
 
     Args:
         graph: The graph.
-        blocks: Blocks, each with whether to keep its projection shortcut; if so, 2 and 3 do not
-            apply.
+        blocks: Pairs of a block and a flag. If the flag is True, the projection shortcut of the
+            block remains, and 2 and 3 do not apply.
     """
     graph = specialise(graph, training=False)
     zero: list[Summand] = []
@@ -52,7 +52,7 @@ def silenced(graph: ArchGraph, blocks: Iterable[tuple[Block, bool]]) -> ArchGrap
 def _steps(
     graph: ArchGraph, block: Block, branches: Iterable[Summand], inside: Collection[str]
 ) -> dict[str, str]:
-    """Return replacements for results between the sums and foreign operators of a block."""
+    """Return replacements for results between a block's additions and operators of rule 2."""
     position = {node.name: i for i, node in enumerate(graph.nodes)}
     ends = [(branch.sum, branch.other) for branch in branches]
     ends += _foreign(graph, block, inside)
@@ -101,7 +101,7 @@ def _branches(graph: ArchGraph, layers: Collection[str]) -> list[Summand]:
 
 
 def _is_branch(graph: ArchGraph, summand: Summand, layers: Collection[str]) -> bool:
-    """Return whether the other operand comes from an input of the branch, past no layer."""
+    """Return whether the other operand is computed from an input of the branch without layers."""
 
     def back(name: str) -> tuple[str, ...]:
         stops = name in summand.enters or name in layers
@@ -123,7 +123,7 @@ def _below(graph: ArchGraph, name: str) -> set[str]:
 
 
 def _foreign(graph: ArchGraph, block: Block, inside: Collection[str]) -> Iterator[tuple[str, str]]:
-    """Yield operators that take a foreign value, each with its operand in the stream."""
+    """Yield operators that take a value from outside the block, and their operand from inside."""
     below, nodes = _below(graph, block.entry), set(block.nodes)
     for node in graph.nodes:
         if node.name not in inside or not row(node.op).pointwise:
@@ -140,7 +140,7 @@ def _foreign(graph: ArchGraph, block: Block, inside: Collection[str]) -> Iterato
 def _are_own(
     graph: ArchGraph, nodes: set[str], results: Collection[str], leaves: Iterable[str]
 ) -> bool:
-    """Return whether results and all uses of the leaves' modules belong to a block alone."""
+    """Return whether only this block computes the results and uses the modules of the leaves."""
     made_of = reachable(results, operands_in(graph), nodes)
     used = {name for n in made_of for name in graph.node[n].uses()}
     behind = {*leaves, *(leaf for n in made_of for leaf in graph.node[n].leaves())}

@@ -32,25 +32,25 @@ def skip(
     keep_projection: bool = False,
     verify: bool = False,
 ) -> Rewritten:
-    """Remove blocks: the input of each replaces its output.
+    """Remove blocks: the input of each block replaces its output.
 
-    For a dense block (DenseNet), the features that it appends are removed, and with them their
-    width in all layers that read them. The features that it passes on are kept, including any
+    A dense block (DenseNet) concatenates new features to its input. Its new features are removed,
+    and all layers that read them become narrower. The features of its input are kept, including
     operations of the block on them (a ReLU).
 
     Args:
         graph: The architecture.
-        blocks: Names or patterns (``layer2.1``, ``layer*.1``).
+        blocks: Names or patterns of the blocks to remove (``layer2.1``, ``layer*.1``).
         keep: Dict from section to a list with 1 for every block to keep and 0 for every block to
-            remove, as in NeFL's tables. The removed blocks keep their projection shortcuts.
-        keep_projection: If True, keep the projection shortcut of a block and remove only its body.
-            Then blocks that change the shape can be removed as well (NeFL).
+            remove, as in NeFL's tables. Projection shortcuts of removed blocks are kept.
+        keep_projection: If True, keep the projection shortcuts of all removed blocks. Then blocks
+            that change the shape can be removed as well (NeFL).
         verify: Check that the result computes the same as the original network with the residual
-            branches of these blocks multiplied by zero, and with their plain layers replaced by the
-            identity (three forwards in float64).
+            branches of these blocks multiplied by zero, and their other layers replaced by the
+            identity (three forward passes in float64).
 
     Raises:
-        RewriteError: If a block is not removable; gives the reason.
+        RewriteError: If a block cannot be removed. The message gives the reason.
         GraphError: If a block does not exist; suggests the nearest name.
 
     Example:
@@ -77,14 +77,17 @@ def skip(
 
 
 def _projects(block: Block) -> bool:
-    """Return whether a block adds to a projection of its input, not to the input itself."""
+    """Return whether the shortcut of a block is a projection of its input."""
     return bool(block.sums) and block.shortcut not in ("", block.entry)
 
 
 def _check_removable(block: Block) -> None:
-    """Raise if no value can replace a block's result."""
+    """Raise if a block cannot be removed."""
     if not block.removable:
-        body = "skip: {keep: {SECTION: [0, …]}} removes its body (in Python: keep_projection=True)"
+        body = (
+            "to keep only its projection shortcut, use skip: {keep: {SECTION: [0, …]}} "
+            "(in Python: keep_projection=True)"
+        )
         raise RewriteError(
             "block cannot be removed",
             where=block.name,
@@ -94,7 +97,7 @@ def _check_removable(block: Block) -> None:
 
 
 def _verify(graph: ArchGraph, rewritten: Rewritten, blocks: Sequence[tuple[Block, bool]]) -> None:
-    """Compare with the original in which blocks are silenced and dropped terms are masked."""
+    """Compare with the original without the blocks' effect (:mod:`archgraph.rewrites.silenced`)."""
     selection = _terms(graph, [block for block, _ in blocks])
     others = [(block, body) for block, body in blocks if not block.terms]
 
@@ -109,7 +112,7 @@ def _verify(graph: ArchGraph, rewritten: Rewritten, blocks: Sequence[tuple[Block
 
 
 def _flagged(parts: Structure, keep: Mapping[str, Sequence[int]]) -> list[Block]:
-    """Return the blocks whose flag is 0."""
+    """Return the blocks with a 0 in ``keep``."""
     gone = []
     for name, flags in keep.items():
         blocks = parts.section(name).blocks
@@ -124,17 +127,18 @@ def _flagged(parts: Structure, keep: Mapping[str, Sequence[int]]) -> list[Block]
 
 
 def _terms(graph: ArchGraph, blocks: Iterable[Block]) -> Kept:
-    """Return the axes that dense blocks append, with no position left."""
+    """Return the axes of the features that dense blocks append, with no positions to keep."""
     names = appended(axes(graph), (term for block in blocks for term in block.terms))
     return dict.fromkeys(names, np.zeros(0, dtype=np.int64))
 
 
 def _without(graph: ArchGraph, bodies: Iterable[Block], gone: Collection[Block]) -> Rewritten:
-    """Reroute values, drop terms of lists, and remove operators and leaves that become unused.
+    """Remove blocks, and the operators and leaves that become unused.
 
-    1. If only the body of a block is removed, its shortcut replaces its sum.
-    2. The input of a block replaces its exit. A dense block that does not pass its input on keeps
-       the list, without the terms.
+    1. If the projection shortcut of a block is kept, it replaces the block's addition.
+    2. Otherwise, the block's input replaces its output. The features of a dense block are dropped
+       from all concatenations. If its output is more than a concatenation of its input and these
+       features, the block's own concatenation is kept without them.
     """
     bypass = {b.merge: Ref(b.shortcut) for b in bodies}  # 1
     bypass |= {b.exit: Ref(b.bypass) for b in gone if not b.terms or passes_on(graph, b)}  # 2
@@ -150,7 +154,7 @@ def _without(graph: ArchGraph, bodies: Iterable[Block], gone: Collection[Block])
             dataclasses.replace(n, args=tuple((k, drop(v)) for k, v in n.args)) for n in graph.nodes
         )
     )
-    # Use the original's axes, since the selection has their names.
+    # Use the original's axes, because the selection contains their names.
     bypassed = cut_axes(dropped.mapped(following(bypass)), _terms(graph, gone), axes(graph))
     new = renumber(tidied(graph, prune(bypassed.graph)))
     check(new)

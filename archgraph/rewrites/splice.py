@@ -1,4 +1,4 @@
-"""Insert copies of blocks into a graph, and track the source of each leaf."""
+"""Insert copies of blocks into a graph, and record from which leaf each new leaf is copied."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Renaming:
-    """New names for a copy of a block: of its leaves, and of its operators' module paths."""
+    """New names for the leaves of a copied block, and new module paths for its operators."""
 
     leaves: Mapping[str, str]
     scope: Callable[[Node], str]
 
     def change(self, names: Mapping[str, str]) -> Callable[[Value], Value]:
-        """Return a function that renames leaves, and operators by ``names``, in values."""
+        """Return a function that renames the leaves and operators in a value."""
 
         def changed(value: Value) -> Value:
             match value:
@@ -65,7 +65,7 @@ def names_in_use(graph: ArchGraph) -> set[str]:
 
 
 def behind(graph: ArchGraph, spot: str, nodes: Sequence[Node], end: str) -> ArchGraph:
-    """Insert operators after a result; readers of the result then read ``end`` instead."""
+    """Insert operators after the result ``spot``, whose users then use ``end`` instead."""
     new = graph.mapped(lambda value: Ref(end) if value == Ref(spot) else value)
     at = next(i for i, n in enumerate(new.nodes) if n.name == spot) + 1
     # Updates of buffers stay with the original operators: a copy has its own updates.
@@ -74,7 +74,7 @@ def behind(graph: ArchGraph, spot: str, nodes: Sequence[Node], end: str) -> Arch
 
 @dataclass(frozen=True, slots=True)
 class _Spot:
-    """Position of the next block: after a node, and after the leaves of the node's block."""
+    """Position at which a block can be inserted: after a node, and after leaves."""
 
     exit: str
     leaves: frozenset[str]
@@ -82,7 +82,7 @@ class _Spot:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The operators, leaves and updates of a block to copy, without those of other blocks."""
+    """The operators, leaves and buffer updates of a block that each copy of the block gets."""
 
     nodes: tuple[str, ...]
     leaves: tuple[str, ...]
@@ -97,7 +97,7 @@ class Splice:
         graph: The graph before any insertion.
         extended: The graph with the copies so far.
         source: Dict from each new leaf to the leaf from which it is initialised.
-        blocks: Names of the new blocks.
+        blocks: The new blocks.
     """
 
     graph: ArchGraph
@@ -113,7 +113,10 @@ class Splice:
         return _Spot(block.exit, frozenset(used))
 
     def insert(self, block: Block, spot: _Spot, renaming: Renaming, called: str) -> _Spot:
-        """Copy a block to a position; readers of the value there then read the copy's result."""
+        """Insert a copy of a block at a position; return the position after the copy.
+
+        Operators that used the value at the position then use the result of the copy.
+        """
         plan, leaf = plan_of(self.graph, block), renaming.leaves
         # Temporary names until renumbering, since the same block may be copied several times.
         names = {n: f"{n}~{len(self.blocks) + 1}" for n in plan.nodes} | {block.entry: spot.exit}
@@ -134,7 +137,10 @@ class Splice:
         return _Spot(names[block.exit], frozenset(leaf[old] for old in plan.leaves))
 
     def rewritten(self, like: ArchGraph | None) -> tuple[Rewritten, tuple[Block, ...]]:
-        """Return the final graph and the new blocks, in ``like``'s order if it has all leaves."""
+        """Return the rewrite and the new blocks.
+
+        If ``like`` has all leaves of the result, the leaves are sorted as in ``like``.
+        """
         graph = self.extended
         if like is not None and all(p.name in like.param for p in graph.params):
             order = {p.name: i for i, p in enumerate(like.params)}
@@ -178,10 +184,10 @@ def _renamed(block: Block, names: Mapping[str, str]) -> Block:
 
 @per_graph
 def plan_of(graph: ArchGraph, block: Block) -> Plan:
-    """Plan the copy of a block: operators, operators that only they use, leaves and counters.
+    """Return the operators, buffer updates and leaves that a copy of a block gets.
 
-    1. The operators that compute its result (:func:`_copied`).
-    2. The updates of its buffers, and their operators.
+    1. The operators that compute the block's result (:func:`_copied`).
+    2. The updates of the block's buffers, and the operators that compute them.
     3. The leaves that only these operators use.
     """
     members = {n for n in block.nodes if graph.node[n].op != "input"}
@@ -199,19 +205,20 @@ def plan_of(graph: ArchGraph, block: Block) -> Plan:
 
 
 def _copied(graph: ArchGraph, block: Block, members: set[str]) -> set[str]:
-    """Return the operators that each copy of a block has, except those that only updates need.
+    """Return the operators that each copy of a block gets, except those that only updates need.
 
-    1. Operators between the entry and the exit: only these depend on the block's input.
-    2. Among operators that only the block uses: those with weights or random numbers, and the
-       operators between them and those of 1. So masks are shared; tables and noise are not.
-    3. Noise that does not depend on the entry, and the operators before it: each block draws its
-       own.
+    1. Operators between the block's input and its output.
+    2. Operators that only this block uses, if they have weights or draw random numbers, and the
+       operators between them and those of 1. Copies therefore share masks, but not tables of
+       weights.
+    3. Random numbers that do not depend on the block's input, and the operators that only they
+       need. Each copy draws its own numbers.
     """
     users, uses = graph.users.__getitem__, operands_in(graph)
     below = reachable([block.entry], users, members | {block.entry})
     needed = reachable([block.exit], uses, members - {block.entry})
     private = needed & below  # 1
-    # Extend backwards by operators that only private ones use; other blocks use the rest as well.
+    # Extend backwards by operators that only private operators use.
     for name in reversed(block.nodes):
         if name in needed and graph.users[name] and private.issuperset(graph.users[name]):
             private.add(name)
@@ -231,13 +238,13 @@ def _private_leaves(graph: ArchGraph, names: Sequence[str]) -> tuple[str, ...]:
     """Return the leaves that only these operators use, and the counters of their modules."""
     inside, used = set(names), dict.fromkeys(leaf for n in names for leaf in _learned(graph, n))
     private = tuple(leaf for leaf in used if inside.issuperset(graph.leaf_users[leaf]))
-    # A counter that no operator reads belongs to the block with the other leaves of its module.
+    # A counter that no operator reads belongs to the block that uses the rest of its module.
     unused = unused_leaves(graph).items()
     return private + tuple(n for n, module in unused if module and module.issubset(private))
 
 
 def _random(node: Node) -> bool:
-    """Return whether an operator draws random numbers, which two blocks must not share."""
+    """Return whether an operator draws random numbers. Two blocks must not share such numbers."""
     if not node.op.startswith("aten."):
         return False
     return torch.Tag.nondeterministic_seeded in op_schema(node.op).overload.tags

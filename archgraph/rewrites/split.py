@@ -1,4 +1,4 @@
-"""Split an architecture before or after named blocks, and join the parts again."""
+"""Split an architecture into consecutive parts, and join parts again."""
 
 from __future__ import annotations
 
@@ -25,12 +25,13 @@ T = TypeVar("T")
 class Parts(Sequence[Rewritten]):
     """The parts of an architecture, in order of computation.
 
-    The inputs of each part are the results of earlier parts that this part or a later one needs. If
-    there is only one, forward takes a plain tensor. The outputs of parts follow the same rule.
+    The inputs of a part are the results of earlier parts that this part or a later part needs, and
+    the inputs of the original that this part uses. The outputs of a part are the results that
+    later parts need: a tensor if it is one result, otherwise a tuple.
 
     Attributes:
         parts: For each part, its graph and the transfer from the full state to the part's state.
-        original: The architecture before the split, whose order :func:`chain` restores.
+        original: The architecture before the split.
     """
 
     parts: tuple[Rewritten, ...]
@@ -107,8 +108,8 @@ class _Cut:
 
     Attributes:
         last: Index of the last part.
-        part_of: The part of each operator; results belong to the part that computes them.
-        needed: The last part that needs a result.
+        part_of: Dict from operator to the index of the part that contains it.
+        needed: Dict from operator to the index of the last part that needs its result.
     """
 
     def __init__(self, graph: ArchGraph, bounds: Sequence[int]) -> None:
@@ -117,7 +118,7 @@ class _Cut:
         self.needed: dict[str, int] = {}
         for index, node in enumerate(graph.nodes):
             part = sum(index > bound for bound in bounds)
-            # A getitem stays with its operator: tensors can cross a cut, tuples cannot.
+            # A getitem stays with its operator: a part can return tensors, but not nested tuples.
             if node.op == "getitem":
                 part = self.part_of[next(node.uses())]
             self.part_of[node.name] = part
@@ -131,11 +132,11 @@ class _Cut:
         self.needed |= {name: max(part, self.needed.get(name, 0)) for name in names}
 
     def _home(self, update: Value) -> int:
-        """Return the part of an update: the part of the last operator that it needs."""
+        """Return the index of the last part that an update of a buffer needs."""
         return max((self.part_of[name] for name in refs(update)), default=0)
 
     def _crossing(self, k: int) -> tuple[str, ...]:
-        """Return the results of parts up to k that later parts need, in order; without inputs."""
+        """Return the results of parts 0 to k that later parts need, in order; without inputs."""
         return tuple(
             n.name
             for n in self.graph.nodes
@@ -143,11 +144,12 @@ class _Cut:
         )
 
     def part(self, k: int) -> Rewritten:
-        """Build one part.
+        """Return the graph and transfer of part k.
 
-        1. Its operators and updates, and its results: values for later parts, or the outputs.
-        2. Its inputs: values from earlier parts, and its arguments of forward.
-        3. Its leaves.
+        1. Collect its operators and updates. Its outputs are the values that later parts need, or
+           for the last part the outputs of the graph.
+        2. Collect its inputs: values of earlier parts, and arguments of the graph's forward.
+        3. Collect its parameters and buffers.
         """
         graph = self.graph
         leaving = tuple(map(Ref, self._crossing(k)))
@@ -176,12 +178,12 @@ class _Cut:
         return Rewritten.between(graph, part, {s.name: Entry.kept(s) for s in signature(part)})
 
     def _input(self, name: str) -> Node:
-        """Return the input that takes a value of an earlier part."""
+        """Return an input node for a result of an earlier part."""
         node = self.graph.node[name]
         return Node(name, "input", (), node.types[0], "", node.source)
 
     def _arguments(self, work: ArchGraph, k: int) -> tuple[tuple[str, Value], ...]:
-        """Return the forward arguments that part k uses; the last part has the unused ones."""
+        """Return the forward arguments that part k uses; the last part also gets unused ones."""
         used = {u for n in work.nodes for u in n.uses()} | {*refs(_results(work))}
         return tuple(
             (key, v)
@@ -196,7 +198,7 @@ class _Cut:
         return tuple(p for p in self.graph.params if p.name in leaves or self._idle(p, leaves, k))
 
     def _check_inputs(self, part: ArchGraph, arriving: Sequence[str]) -> None:
-        """Raise if the values that cross a cut do not determine the batch, or an open size."""
+        """Raise if the inputs of a part do not determine the batch size or another dynamic size."""
         graph = self.graph
         lost = sorted(open_sizes(graph).keys() - open_sizes(part).keys() & _sizes_of(part))
         # A graph has a batch: the first axis of at least one of its inputs.
@@ -204,7 +206,7 @@ class _Cut:
             problem = "the cut crosses values whose first axis is not the batch"
             hint = "cut at another block"
         elif lost:
-            problem = f"no value that crosses the cut determines {lost[0]}"
+            problem = f"no value that crosses the cut has the dynamic size {lost[0]}"
             hint = "fix the size first: ag.fix_sizes(graph)"
         else:
             return
@@ -215,7 +217,7 @@ class _Cut:
     def _idle(self, param: Param, leaves: Collection[str], k: int) -> bool:
         """Return whether an unused leaf (a counter) belongs to part k, which has these leaves.
 
-        It belongs to the last part, or to the first one that has its module.
+        An unused leaf belongs to each part with other leaves of its module, and to the last part.
         """
         updated = any(param.name == key for key, _ in self.graph.updates)
         if updated or self.graph.leaf_users[param.name]:
@@ -230,7 +232,7 @@ def _results(graph: ArchGraph) -> Value:
 
 
 def _sizes_of(graph: ArchGraph) -> frozenset[str]:
-    """Return the open sizes on which the types of a graph depend."""
+    """Return the dynamic sizes on which the types of a graph depend."""
     shapes = (type_.shape for node in graph.nodes for type_ in node.types)
     return frozenset().union(*(sizes_in(size) for shape in shapes for size in shape))
 
@@ -239,12 +241,13 @@ def chain(parts: Parts | Sequence[GraphLike]) -> ArchGraph:
     """Return one architecture that runs the parts one after the other.
 
     Args:
-        parts: The result of :func:`split`, or architectures of which each returns the first inputs
-            of the next one. Leaves with the same name are one leaf.
+        parts: The result of :func:`split`, or a list of architectures. The outputs of each
+            architecture must match the first inputs of the next one. Parameters and buffers with
+            the same name are shared.
 
     Raises:
-        RewriteError: If the inputs of a part do not match the outputs of the part before it, or
-            if two parts have different leaves or inputs with the same name.
+        RewriteError: If the inputs of a part do not match the outputs of the part before it; if two
+            parts have different parameters, buffers or inputs with the same name.
 
     Example:
         >>> import torch
@@ -270,7 +273,7 @@ def chain(parts: Parts | Sequence[GraphLike]) -> ArchGraph:
 
 
 def _chained(one: ArchGraph, two: ArchGraph, where: str) -> ArchGraph:
-    """Join two architectures: the results of the first are the first inputs of the second."""
+    """Join two architectures: the outputs of the first are the first inputs of the second."""
     heads = {n.name: n for n in one.nodes if n.op == "input"}
     rename = _renamed_inputs(one, two, where)
     supplied = {name for name, value in rename.items() if value not in heads}
@@ -308,7 +311,7 @@ def _united(known: dict[str, T], more: Iterable[tuple[str, T]], problem: str) ->
 
 
 def _renamed_inputs(one: ArchGraph, two: ArchGraph, where: str) -> dict[str, str]:
-    """Map inputs of the second of two architectures to the results of the first."""
+    """Return a dict from inputs of the second architecture to outputs of the first."""
     values = one.outputs if isinstance(one.outputs, tuple) else (one.outputs,)
     first = [v for _, v in two.inputs][: len(values)]
     rename: dict[str, str] = {}
@@ -327,7 +330,7 @@ def _renamed_inputs(one: ArchGraph, two: ArchGraph, where: str) -> dict[str, str
 
 
 def _in_order(graph: ArchGraph, like: ArchGraph) -> ArchGraph:
-    """Sort the contents of a graph in the order of another one, and take over its name."""
+    """Sort the contents of a graph as in ``like``, and give it the name of ``like``."""
     arguments, leaves, nodes, buffers = (
         {name: i for i, name in enumerate(names)}
         for names in (dict(like.inputs), like.param, like.node, dict(like.updates))

@@ -1,4 +1,4 @@
-"""Add step sizes: a learnable factor on the branch of every residual block (NeFL)."""
+"""Add step sizes: learnable factors on residual branches (NeFL)."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def add_step_sizes(
     allow_nothing: bool = False,
     verify: bool = False,
 ) -> Rewritten:
-    """Multiply each branch of residual blocks by its own scalar, right before the sum.
+    """Multiply each residual branch by its own scalar, before the shortcut is added.
 
     The network computes the same function while all step sizes are 1. A Transformer layer gets two
-    step sizes, for attention and for feed-forward.
+    step sizes, one for attention and one for feed-forward.
 
     Args:
         graph: The architecture.
@@ -40,12 +40,12 @@ def add_step_sizes(
             other blocks).
         learnable: If True, the step sizes are trained.
         allow_nothing: If True, return a model without residual blocks unchanged.
-        verify: Check that step sizes of 1 change nothing (three forwards in float64).
+        verify: Check that step sizes of 1 change nothing (three forward passes in float64).
 
     Raises:
         GraphError: If a block does not exist; suggests the nearest name.
-        RewriteError: If a block is not residual, or already has its step size; if there is no
-            residual block, unless ``allow_nothing``.
+        RewriteError: If a block is not residual; if it already has a step size; if the model has no
+            residual block and ``allow_nothing`` is False.
 
     Example:
         >>> import torch

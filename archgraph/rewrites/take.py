@@ -26,29 +26,36 @@ def take(
     allow_nothing: bool = False,
     verify: bool = False,
 ) -> Rewritten:
-    """Keep some positions (indices) of some axes; all sizes and constants follow from them.
+    """Make a network narrower: keep only some positions (indices) of its axes.
+
+    An axis is a set of dimensions that are cut together, such as the output channels of a layer and
+    the input channels of the next layer. All shapes and constants are changed accordingly.
 
     Args:
         graph: The wide architecture.
-        shares: One share in (0, 1] for every width, or a dict from axis name, role or pattern to
-            share. A share cuts one factor of every product of axes: complete heads, the width of
-            groups (:meth:`archgraph.analysis.axes.Axes.independent`). Each axis that it cuts keeps
-            its first ``ceil(share · size)`` positions.
-        sizes: Dict from axis name, role or pattern to the number of first positions to keep.
+        shares: One fraction in (0, 1] for every width, or a dict from axis name, role or pattern to
+            fraction. Each axis keeps its first ``ceil(fraction · size)`` positions. If the size of
+            a dimension is a product of axes, only one of them is cut: the number of heads, but not
+            the width of each; the width of each group, but not the number of groups
+            (:meth:`archgraph.analysis.axes.Axes.independent`).
+        sizes: Dict from axis name, role or pattern to the number of positions to keep, counted from
+            the first.
         positions: Dict from axis name, role or pattern to the positions to keep, in their new
-            order. Positions override sizes, sizes override shares, and later entries override
-            earlier ones.
-        importance: Scores of positions, or a file with scores. Axes that shares or sizes cut then
-            keep their best positions, in order, instead of the first.
+            order. Positions override sizes, and sizes override shares. In each dict, later items
+            override earlier ones.
+        importance: Scores of positions, or a file with scores. On axes that ``shares`` or ``sizes``
+            cut, the positions with the highest scores are kept instead of the first.
         rounding: ``ceil`` (HeteroFL, NeFL) or ``floor`` (ScaleFL, RecipFL's small nets).
-        allow_nothing: If True, accept shares that change no size, because every axis is pinned or
-            rounding restores its size.
-        verify: Check the law mask ≡ take on random weights (three forwards in float64).
+        allow_nothing: If True, accept fractions that change no size, because every axis is pinned
+            or because rounding restores its size.
+        verify: Check that the result computes the same as the original with zeros at all other
+            positions (three forward passes in float64). An axis that a norm, softmax or reduction
+            spans is excluded from this comparison.
 
     Raises:
-        RewriteError: If the choice is empty or impossible, if shares below 1 change nothing, or if
-            the importance lacks scores of an axis that is cut.
-        AxisError: If an axis does not exist or is pinned; gives the reason.
+        RewriteError: If the choice is empty or impossible; if fractions below 1 change nothing; if
+            ``importance`` has no scores for an axis that is cut.
+        AxisError: If an axis does not exist or is pinned. The message gives the reason.
 
     Example:
         >>> import torch
@@ -67,7 +74,7 @@ def take(
         for axis in counts.keys() - chosen.keys():
             if counts[axis] < axis.size:
                 stay[axis] = scores.best(axis, counts[axis])
-    # An axis that keeps all positions in order is not cut: its maps are the identity.
+    # An axis that keeps all positions in order is not cut.
     selection = {a.name: i for a, i in stay.items() if not np.array_equal(i, np.arange(a.size))}
     rewritten = cut_axes(graph, selection)
     if verify:

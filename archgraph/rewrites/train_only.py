@@ -17,14 +17,14 @@ from archgraph.states import Rewritten, Transfer
 def train_only(graph: ArchGraph, patterns: str | Iterable[str]) -> Rewritten:
     """Train some parameters of the architecture and freeze all others.
 
-    The function and the state do not change; in the built module, only the chosen parameters have
-    ``requires_grad``. Buffers are not parameters: in training mode, the running statistics of a
-    norm layer are still updated.
+    The function and the state do not change. In the built module, ``requires_grad`` is True only
+    for the chosen parameters. Buffers are not frozen: in training mode, the running statistics of
+    norm layers are still updated.
 
     Args:
         graph: The architecture.
-        patterns: Names of parameters, or patterns (``*.adapter*``, ``classifier.*``). A tied
-            parameter matches by any of its names.
+        patterns: Names of the parameters to train, or patterns (``*.adapter*``, ``classifier.*``).
+            A tied parameter matches by any of its names.
 
     Raises:
         GraphError: If a pattern matches no trainable parameter; suggests the nearest names.

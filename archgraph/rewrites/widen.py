@@ -26,29 +26,30 @@ def widen(
     allow_nothing: bool = False,
     verify: bool = False,
 ) -> Rewritten:
-    """Widen axes so that the network computes the same in evaluation (Net2WiderNet).
+    """Make a network wider without changing its function in evaluation (Net2WiderNet).
 
-    New positions copy old ones. Where an axis is summed over, one of the factors is divided by the
-    number of copies of the position. The copies depend only on the seed, the axis' name and its
-    sizes, so that server and clients agree on them. If the new size is a multiple of the old one,
-    all positions are copied equally often.
+    New positions (indices along an axis, such as channels) are copies of old ones. Where a layer
+    sums over the axis, its weights are divided by the number of copies. Which positions are copied
+    depends only on the seed, the axis' name and its sizes, so server and clients make the same
+    choice. If the new size is a multiple of the old one, all positions are copied equally often.
 
     Args:
         graph: The narrow architecture.
-        factors: One factor from 1 to 16 for every width, or a dict from axis to factor, with axes
-            named as in :func:`take`. Larger numbers are sizes.
+        factors: One factor from 1 to 16 for every width, or a dict from axis to factor. Axes are
+            named as in :func:`take`. For a larger factor, use ``sizes``.
         sizes: Dict from axis to its new number of positions.
-        positions: Dict from axis to the old position that each new position copies.
-        seed: Seed of the copies.
-        approximate: If True, copy even where this changes the function (a norm over an axis whose
-            positions are not repeated equally often, a softmax over it).
+        positions: Dict from axis to a list with the old position that each new position copies.
+        seed: Seed for the choice of the copied positions.
+        approximate: If True, copy positions even where this changes the function: a softmax over
+            the axis, or a norm over the axis if not all positions are copied equally often.
         allow_nothing: If True, accept factors that change nothing, as in :func:`take`.
-        verify: Check that the function is the same (three forwards in float64). If copies are
-            approximate, check only that the network runs and that its output depends on its input.
+        verify: Check that the function is the same (three forward passes in float64). If
+            ``approximate`` changes the function, check only that the network runs and that its
+            output depends on its input.
 
     Raises:
-        RewriteError: If an axis cannot be widened exactly (gives the reason), if a size is
-            impossible, or if factors above 1 change nothing.
+        RewriteError: If an axis cannot be widened exactly (the message gives the reason); if a size
+            is impossible; if factors above 1 change nothing.
         AxisError: If an axis does not exist or is pinned.
 
     Example:
@@ -69,8 +70,8 @@ def widen(
     parts, refused = compensation(copies)
     if refused and not approximate:
         axis, reason = next(iter(refused.items()))
-        inexact = "approximate: true (in Python approximate=True)"
-        hint = f"{inexact}, or omit the axis"
+        inexact = "to allow a different function, set approximate: true (in Python "
+        hint = f"{inexact}approximate=True); otherwise omit the axis"
         raise RewriteError("cannot be widened exactly", where=axis, found=reason, hint=hint)
     wide = copies.rewritten
     entries = dict(wide.transfer.entries)

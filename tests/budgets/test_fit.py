@@ -307,7 +307,7 @@ def test_errors_say_what_is_possible():
     with pytest.raises(
         ag.RewriteError,
         match=r"^macs: no submodel is within the budget; found 5 for the smallest; "
-        r"expected at most 4; a budget above 1 is an amount, not a share$",
+        r"expected at most 4; a budget above 1 is a cost, not a fraction$",
     ):
         ag.fit(graph, macs=4)
     with pytest.raises(
@@ -324,7 +324,7 @@ def test_errors_say_what_is_possible():
         ag.fit(graph, macs=0.5, skip="nowhere")
     with pytest.raises(ag.RewriteError, match=r"^skip: 0: block cannot be removed"):
         ag.fit(graph, macs=0.5, skip=["0"])
-    with pytest.raises(ag.RewriteError, match=r"^memory: a training step of how many examples"):
+    with pytest.raises(ag.RewriteError, match=r"^memory: needs the batch size of a training step"):
         ag.fit(graph, memory="20MB")
     with pytest.raises(ag.SpecError, match=r"fit: is a budget without a measure; found 10M"):
         ag.rewrite(graph, fit="10M")

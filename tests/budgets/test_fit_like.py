@@ -110,7 +110,7 @@ def test_a_family_says_it(tmp_path):
 @pytest.mark.parametrize(
     ("like", "error", "message"),
     [
-        (True, ag.RewriteError, "like: not a model whose class can be queried; pass the model"),
+        (True, ag.RewriteError, "like: needs the model itself; pass the model"),
         (torch.nn.Linear(2, 2), ag.GraphError, "like: is not a model of transformers; found Linea"),
         ("no/folder", ag.GraphError, "no/folder: names a folder that does not exist"),
     ],

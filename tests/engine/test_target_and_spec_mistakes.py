@@ -452,8 +452,8 @@ SPECS = {
         "take: 0.5",
         "skip: body.0",
         "experiment.yaml:5: clients[1].skip: body.0: block cannot be removed; found changes "
-        "float32[batch, 4, 8, 8] to float32[batch, 8, 8, 8]; skip: {keep: "
-        "{SECTION: [0, …]}} removes its body (in Python: keep_projection=True)",
+        "float32[batch, 4, 8, 8] to float32[batch, 8, 8, 8]; to keep only its projection shortcut, "
+        "use skip: {keep: {SECTION: [0, …]}} (in Python: keep_projection=True)",
     ),
     "a model that is not there": (
         "experiment",

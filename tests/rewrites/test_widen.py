@@ -125,7 +125,10 @@ def test_a_tied_head_is_made_up_for_in_front_of_it():
         ({"factors": {"0.out": float("nan")}}, r"not a factor"),
         ({"positions": {"0.out": [0.0, 1.0, 2.0, 3.0]}}, r"list of whole numbers"),
         ({"positions": {"0.out": [[0], [1, 2]]}}, r"list of whole numbers"),
-        ({"factors": True}, r"cannot choose axes; found True; expected a factor, or one by axis"),
+        (
+            {"factors": True},
+            r"cannot choose axes; found True; expected a factor, or a dict from axis to a factor",
+        ),
         ({"factors": "0.out"}, r"cannot choose axes"),
         ({"sizes": {"2.out": 5}}, r"output"),
         ({"sizes": {"0.aut": 5}}, r"did you mean '0\.out'"),
@@ -179,7 +182,7 @@ def test_only_a_variance_by_their_number_bears_copies(spread, exact):
     reason = refusals(graph, 2.0).get("a.out", "")
     if exact:
         ag.widen(graph, {"a.out": 2.0}, verify=True)
-    assert reason.endswith("runs over it") is not exact
+    assert reason.endswith("runs over this axis") is not exact
 
 
 TIMES = {
@@ -389,7 +392,7 @@ def test_the_nearest_weight_makes_up_for_copies(net, example, axes):
 def test_a_weight_that_is_added_to_a_number_makes_up_for_nothing():
     graph = graph_of(TiedWeight(1.0), torch.zeros(2, 3).long())
     (axis,) = ag.axes(graph).free
-    message = r"scale is added to a number.*; approximate: true .*, or omit the axis"
+    message = r"scale is added to a number.*set approximate: true .*; otherwise omit the axis"
     with pytest.raises(ag.RewriteError, match=message):
         ag.widen(graph, {axis.name: 2.0})
     ag.widen(graph, {axis.name: 2.0}, approximate=True, verify=True)

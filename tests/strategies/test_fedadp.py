@@ -539,7 +539,10 @@ def test_what_cannot_be_kept_is_refused_by_tier(lab, post_norm):
         post_norm, sizes={"embed.out": 5}
     )  # 8 is no multiple of 5, and norms run over it
     short = ag.skip(post_norm, [ag.structure(post_norm).blocks[2].name])
-    for tier, reason in ((narrow, "copies must be equally many"), (short, "no identity form")):
+    for tier, reason in (
+        (narrow, "every position must be copied equally often"),
+        (short, "no identity form"),
+    ):
         world = lab.make_world(post_norm, state, {"odd": tier}, ["odd"])
         with pytest.raises(ag.RunError, match=rf"tier odd: .*{reason}.*approximate: true"):
             FedADP().init(world)
