@@ -253,7 +253,7 @@ def test_a_map_made_smaller_and_larger_again_is_joined_with_what_it_was(by: str,
     path = written(tmp_path / "x.onnx", nodes, ["n", 3, "height", "width"], constants=sizes)
     expected = onnxruntime.InferenceSession(path)
     if by == "factor":  # fits where both are four times a number, or one less: no range says so
-        hint = "also computes at 64; set the open sizes of the file: height=N, width=N"
+        hint = "also accepts 64; set the open sizes of the file: height=N, width=N"
         with pytest.raises(ag.SpecError, match=hint):
             ag.load(path)
         graph, state = ag.load(path, {"height": 8, "width": 11})

@@ -1,5 +1,4 @@
-"""ONNX operators on sequences of tensors, which are Python lists of known length.
-"""
+"""ONNX operators on sequences of tensors, which are Python lists of known length."""
 
 from __future__ import annotations
 
