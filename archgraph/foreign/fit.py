@@ -305,9 +305,7 @@ class Fit:
         word = ".".join(map(str, entry))
         others = [layout for layout in tied if layout != wrong]
         if not others:
-            return (
-                f"{word} also sets dimensions that were not cut: cut all of them by one factor"
-            )
+            return f"{word} also sets dimensions that were not cut: cut all of them by one factor"
         other = min(others, key=lambda layout: len([*leaves(layout)]))  # prefer a single axis
         both = f"the class computes this axis and {other} from {word}"
         reasons = [axes(self.graph)[axis.name].reason for axis in _axes_of(other)]
