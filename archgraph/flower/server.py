@@ -159,9 +159,7 @@ class Nodes:
         except (NodeError, RejectedUpdate) as error:
             text = printable(str(error))
             kind = "refused" if isinstance(error, RejectedUpdate) else "failed"
-            self.tell(
-                f"round {round}: client {task.client} {kind}: {text}"
-            )  # the record contains it
+            self.tell(f"round {round}: client {task.client} {kind}: {text}")
             raise
 
     def _received(
