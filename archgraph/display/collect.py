@@ -1,4 +1,4 @@
-"""Collect what explanations and pages show about a graph, from its axes, structure and costs."""
+"""Collect the facts about a graph that explanations and pages show."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much each parameter of a run's global model changed in each round."""
+"""Update norms and coverage of a run's global model, for each round and parameter."""
 
 from __future__ import annotations
 

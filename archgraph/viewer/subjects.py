@@ -1,4 +1,4 @@
-"""Read what a page shows (a model, a family or a run) from a file or folder."""
+"""Read the subject of a page (a model, a family or a run) from a file or folder."""
 
 from __future__ import annotations
 
