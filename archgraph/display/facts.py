@@ -40,8 +40,8 @@ class AxisFact:
         free: Whether the axis can be cut.
         section: Section of the operator that computes the axis; empty if there is none.
         block: Block of this operator.
-        spans: Norms, softmaxes and reductions that compute over the axis, as ``operator in
-            module``. Cutting the axis changes their results.
+        spans: Norms, softmaxes and reductions that compute over the axis, as texts
+            ``operator in module``. Cutting the axis changes their results.
         members: Parameters and buffers that have the axis, each with the number of the dimension.
         halved: Number of positions after halving the axis.
         saving: Savings from halving the axis; None for a pinned axis.
