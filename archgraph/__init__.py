@@ -1,7 +1,8 @@
-"""archgraph: architectures as values, for federated learning with heterogeneous models.
+"""Architecture graphs for federated learning with heterogeneous models.
 
-The central idea: an architecture is a value, its weights are a state, and a rewrite is a function
-from one architecture to another that also returns a linear map between their states.
+An architecture is a graph that contains no weights; its weights are a state, a dict of tensors. A
+rewrite returns a new graph, and a linear map from the state of the old graph to that of the new
+one.
 """
 
 import lazy_loader

@@ -1,4 +1,4 @@
-"""Every error of archgraph: location, value found, expected value, and a hint."""
+"""The exceptions that archgraph raises: message, location, value found, expected value, hint."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import traceback
 from pathlib import Path
 from typing import TypedDict
 
-# Code other than the user's: archgraph, installed packages, Python.
+# Folders with code that the user did not write: archgraph, installed packages, Python.
 _FOLDERS = str(Path(__file__).parent), f"{sys.prefix}/bin", sysconfig.get_paths()["stdlib"]
 _INSTALLED = (*(f"{folder}/" for folder in _FOLDERS), "<")
 
 
 class ErrorFacts(TypedDict, total=False):
-    """Facts of an error in addition to its message, as keywords of :class:`ArchGraphError`."""
+    """Optional keyword arguments of :class:`ArchGraphError` that describe the error."""
 
     found: object
     expected: object
@@ -25,8 +25,8 @@ class ErrorFacts(TypedDict, total=False):
 class ArchGraphError(Exception):
     """Base class of all errors that archgraph raises deliberately.
 
-    The parts are available as attributes, so that a caller (the command line, a server that rejects
-    one client) can add context without parsing a sentence.
+    Each argument is also an attribute, so that a caller can add context (for example, which client
+    failed) without parsing the message.
 
     Args:
         message: The mistake, as a short fact.
@@ -59,7 +59,7 @@ class ArchGraphError(Exception):
 
     @property
     def facts(self) -> ErrorFacts:
-        """Value found, expected value and hint, for an error with another location.
+        """Dict of found, expected and hint, to raise the same error with another location.
 
         >>> ArchGraphError("wrong rank", where="conv1", found=3).facts
         {'found': 3, 'expected': None, 'hint': None}
@@ -67,7 +67,7 @@ class ArchGraphError(Exception):
         return {"found": self.found, "expected": self.expected, "hint": self.hint}
 
     def __str__(self) -> str:
-        """Render as `where: message; found …; expected …; hint`, omitting unknown parts."""
+        """Render as `where: message; found …; expected …; hint`, without parts that are None."""
         parts = [self.message if self.where is None else f"{self.where}: {self.message}"]
         if self.found is not None:
             parts.append(f"found {self.found}")
@@ -80,10 +80,10 @@ class ArchGraphError(Exception):
     def within(
         self, prefix: str, *, kind: type[ArchGraphError] | None = None, hint: str | None = None
     ) -> ArchGraphError:
-        """Return the same error with a location prepended to its own.
+        """Return a copy of this error with a prefix before its location.
 
         Args:
-            prefix: A client, a tier, or a part of a file.
+            prefix: The prefix, for example the name of a client or a key of a file.
             kind: Class of the new error. Default: the class of this error.
             hint: How to fix it. Default: the hint of this error.
 
@@ -95,54 +95,55 @@ class ArchGraphError(Exception):
         facts: ErrorFacts = {**self.facts, "hint": hint or self.hint}
         return (kind or type(self))(self.message, where=where, **facts)
 
-    # Errors are pickled with all parts: BaseException pickles `args` and `__dict__`, and `args` is
-    # just the message, which must therefore be the only required argument of a subclass.
+    # BaseException pickles `args` and `__dict__`. `args` only contains the message, which must
+    # therefore be the only required argument of a subclass.
 
 
 class GraphError(ArchGraphError):
-    """A graph breaks a law about order, names, shapes or arguments."""
+    """A graph is invalid, or a state, an input or a file does not fit it."""
 
 
 class TraceError(ArchGraphError):
-    """A module cannot be captured, or its capture cannot be expressed."""
+    """A module cannot be captured as a graph."""
 
 
 class Inexpressible(TraceError):
-    """A graph cannot represent an operation in forward; another way to compute it may work.
+    """A module's ``forward`` contains an operation that a graph cannot represent.
 
-    Examples are a branch on the values of a tensor, a size that depends on them, and an operator
-    outside ATen.
+    Examples are a branch on the values of a tensor, a size that depends on these values, and an
+    operator outside ATen. It may help to compute the same result with other operations.
     """
 
 
 class TraceWarning(UserWarning):
-    """A captured graph differs from its model in results, gradients or training steps."""
+    """A captured graph computes other results, gradients or training steps than its model."""
 
 
 class SpecError(ArchGraphError):
-    """A YAML file contains something that cannot be read or built."""
+    """A model, family or experiment file cannot be read, or its content is invalid."""
 
 
 class AxisError(ArchGraphError):
-    """Layouts cannot be unified, or a named axis does not exist."""
+    """An axis does not exist, or its size cannot be changed."""
 
 
 class RewriteError(ArchGraphError):
-    """A rewrite cannot be applied, or would break its promise.
+    """A rewrite cannot be applied to a graph, or its result would be wrong.
 
     Attributes:
-        tied: Names of axes that the model's class would cut as well.
+        tied: Names of axes that must also be cut, because one entry of the model's configuration
+            sets their size and that of a cut axis. Empty for other errors.
     """
 
     tied: frozenset[str] = frozenset()
 
 
 class RejectedUpdate(ArchGraphError):
-    """A client's update cannot be merged; nothing of it was added."""
+    """A client's update was rejected; no part of the update was merged."""
 
 
 class DataError(ArchGraphError):
-    """A data file is missing, damaged or of the wrong kind, or a partition is impossible."""
+    """A data file is missing, damaged or in the wrong format, or a partition is impossible."""
 
 
 class RunError(ArchGraphError):
@@ -163,7 +164,7 @@ _OS_WORDS = {
 
 
 def os_reason(error: Exception) -> str:
-    """Return the reason why a file cannot be read or written, to be placed after "found".
+    """Return the reason why a file cannot be read or written, as text for ``found``.
 
     >>> os_reason(FileNotFoundError(errno.ENOENT, "No such file or directory"))
     'no such file or folder'
@@ -183,7 +184,7 @@ def is_installed(file: str) -> bool:
 
 
 def raised_in(error: BaseException) -> str:
-    """Return the innermost line of the user's code in an error's traceback; empty if none.
+    """Return the last line of the user's code in an error's traceback; empty if there is none.
 
     >>> raised_in(ValueError("never raised"))
     ''

@@ -1,4 +1,4 @@
-"""Fields of files: strict types, no unknown keys, frozen values, errors with their location."""
+"""Base class and types for the contents of YAML files, validated with pydantic."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Place = tuple[Key, ...]
 
 
 class Base(pydantic.BaseModel):
-    """A mapping in a file: every key is known, and every value has exactly its type."""
+    """Base class for mappings in files; unknown keys and values of another type are errors."""
 
     model_config = pydantic.ConfigDict(
         extra="forbid",
@@ -35,7 +35,7 @@ class Base(pydantic.BaseModel):
 
 # Larger than any sensible size; products of two still fit 64 bits.
 MAX_SIZE = 2**31 - 1
-# Name of the global model: for its group in the server's state, in files, and among tested models.
+# Name of the global model in the server's state, in files and in test results.
 GLOBAL = "global"
 
 Version = Annotated[Literal[1], Field(description="version of the language")]
@@ -65,8 +65,8 @@ class Mistake(ValueError):
 
     Args:
         message: The mistake, as a short fact.
-        place: Keys from the examined value down to the mistake.
-        other: Keys down to a conflicting value, whose line is also reported.
+        place: Keys that lead from the validated value to the mistake.
+        other: Keys that lead to a conflicting value; the error also reports its line.
         **facts: The value found, the expected value, a hint.
     """
 
@@ -81,7 +81,7 @@ class Mistake(ValueError):
 
 
 def bare(main: str, kinds: type | tuple[type, ...], schema: object) -> pydantic.BeforeValidator:
-    """Accept a bare value in place of a mapping that only sets its main key.
+    """Return a validator that accepts a bare value as a short form of a mapping with one key.
 
     Args:
         main: The key.

@@ -1,4 +1,4 @@
-"""Hints of errors: valid names similar to an unknown one, packages to install."""
+"""Hints for error messages: similar valid names, and packages to install."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LISTED = 20
 
 
 def listed(names: Iterable[object], most: int = 3, separator: str = ", ") -> str:
-    """List the first names and the number of remaining ones.
+    """Join the first names with the number of further names.
 
     >>> listed(["a", "b", "c", "d", "e"]), listed("ab")
     ('a, b, c and 2 more', 'a, b')
@@ -32,7 +32,7 @@ def listed(names: Iterable[object], most: int = 3, separator: str = ", ") -> str
 
 
 def nearest(name: str, names: Iterable[str], *, cutoff: float = 0.6, count: int = 1) -> str | None:
-    """Suggest the most similar valid names; None if none is similar enough.
+    """Suggest the most similar valid names; return None if no name is similar enough.
 
     Args:
         name: The unknown name.
@@ -52,7 +52,7 @@ def nearest(name: str, names: Iterable[str], *, cutoff: float = 0.6, count: int 
 
 
 def unknown(name: str, names: Iterable[str], *, cutoff: float = 0.6) -> ErrorFacts:
-    """Return facts of an error about an unknown name: found, expected, and the most similar ones.
+    """Return keyword arguments for an error about an unknown name, with similar names as hint.
 
     >>> unknown("kernal", ["kernel", "stride"])["expected"]
     'one of kernel, stride'
@@ -69,7 +69,7 @@ def unknown(name: str, names: Iterable[str], *, cutoff: float = 0.6) -> ErrorFac
     }
 
 
-# Patterns in errors of packages that cannot be imported, with hints.
+# Patterns in the messages of import errors, with hints.
 _CURES = (
     (
         r"operator torchvision::\w+ does not exist",
@@ -118,8 +118,8 @@ FEATURES = {
 def import_cause(error: BaseException) -> tuple[BaseException, str | None]:
     """Return the cause of an import error, and a hint how to fix it.
 
-    Packages that import their parts late only report that one of them cannot be imported. The
-    reason is in the error that caused it.
+    A package that imports its submodules on first use only reports that a submodule cannot be
+    imported. The reason is in the error from which this error was raised.
     """
     chain = [error]
     while (behind := chain[-1].__cause__ or chain[-1].__context__) is not None:
@@ -144,12 +144,13 @@ def optional_module(
 
     Args:
         name: Name of the module.
-        *members: Names that it must have, since some packages import their parts late.
+        *members: Names to look up in the module, which imports submodules that some packages
+            import only on first use.
         kind: Class of the error.
-        where: Key that needs the module, for the error.
+        where: Location for the error, such as the key of a file that needs the module.
 
     Raises:
-        ArchGraphError: If it cannot be imported; the hint shows how to install it.
+        ArchGraphError: If the module cannot be imported. The hint shows how to install its package.
     """
     try:
         module = importlib.import_module(name)
@@ -178,8 +179,8 @@ def install_command(package: str, release: str = "") -> str:
 def version() -> str:
     """Return the version of the running code.
 
-    It ends in "+local" if this is not the installed code: a checkout on `PYTHONPATH`, or another
-    project with the same import name.
+    The version ends in "+local" if the running code is not the installed package, for example a
+    checkout on `PYTHONPATH`.
     """
     from importlib import metadata
 

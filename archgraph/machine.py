@@ -1,4 +1,4 @@
-"""The machine that a program runs on."""
+"""Properties of the machine, and control of the garbage collector."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def processor() -> str:
-    """Return name, family, model and stepping of the processor, where the system shows them."""
+    """Return the processor's name, with family, model and stepping if the system reports them."""
     with contextlib.suppress(OSError, KeyError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         facts = {key.strip(): text.strip() for key, _, text in (x.partition(":") for x in lines)}
@@ -22,7 +22,7 @@ def processor() -> str:
 
 @contextlib.contextmanager
 def uncollected() -> Iterator[None]:
-    """Suspend collection of cycles, for code that creates millions of long-lived objects."""
+    """Disable the garbage collector while code creates millions of long-lived objects."""
     enabled = gc.isenabled()
     gc.disable()
     try:

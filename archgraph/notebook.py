@@ -1,7 +1,7 @@
-"""Notebook views of values: a page in a frame, or a picture if scripts are disabled.
+"""HTML that a notebook shows for a value: an interactive page, or a picture without scripts.
 
-The functions that draw values are in higher rooms. They are listed here by name and imported when a
-notebook displays a value, so that lower rooms do not depend on them.
+The packages that draw values import this module. It therefore lists their functions by name, and
+imports a function only when a notebook displays a value.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ DRAWN_BY = {
 # Maximum number of operators of a graph that notebooks show automatically.
 MOST = 2000
 HEIGHT = 560
-# Where scripts run, the frame appears and the picture is removed. In an untrusted notebook, and on
-# sites that display notebooks, frames are removed and the picture remains.
+# If scripts run, the iframe appears and the picture is removed. In an untrusted notebook, and on
+# sites that display notebooks, iframes are removed and the picture remains.
 _APPEAR = "this.style.display='block';this.nextElementSibling.remove()"
 
 
 def page_text(kind: str, *values: Any) -> str | None:
-    """Return the picture or the page of a value as text; None if the value is too large."""
+    """Return a picture or page that shows a value, as text; None if the value is too large."""
     text: str | None = pkgutil.resolve_name(DRAWN_BY[kind])(*values)
     return text
 
 
 def framed(page: str | None, static: str, title: str, height: int = HEIGHT) -> str:
-    """Return HTML with a page in a frame, and a static replacement if scripts are disabled.
+    """Return HTML that shows a page in an iframe, or static HTML if scripts are disabled.
 
     Args:
         page: A complete page. If None, only the static HTML is returned.
         static: HTML without scripts.
-        title: Title of the frame.
-        height: Height of the frame in pixels.
+        title: Title of the iframe.
+        height: Height of the iframe in pixels.
 
     Example:
         >>> framed("<p>page</p>", "<img>", "a page").count("<iframe"), framed(None, "<img>", "")
@@ -57,7 +57,7 @@ def framed(page: str | None, static: str, title: str, height: int = HEIGHT) -> s
 
 
 def embedded_svg(svg: str) -> str:
-    """Return a picture as an HTML element that sites displaying notebooks do not remove."""
+    """Return an SVG picture as an `<img>` element, which sites that show notebooks keep."""
     source = base64.b64encode(svg.encode()).decode()
     style = 'style="max-width: 100%; background: #ffffff"'
     return f'<img alt="the network" {style} src="data:image/svg+xml;base64,{source}">'

@@ -1,4 +1,4 @@
-"""Plain values: those of JSON and YAML."""
+"""Functions for plain values, which JSON and YAML can represent."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def digest(value: Json) -> str:
 
 
 def by_text(value: object) -> bool:
-    """Return whether all keys in a value are strings: JSON converts others silently.
+    """Return whether all keys in a value are strings; JSON would silently convert other keys.
 
     >>> by_text({"a": [{"b": 1}]}), by_text({"a": [{2: 1}]})
     (True, False)
@@ -57,7 +57,7 @@ def json_safe(value: Json) -> Json:
 
 
 def differences(actual: Json, expected: Json, path: str = "") -> Iterator[str]:
-    """Yield the differences of two plain values, as ``key: … instead of …``.
+    """Yield the differences between two plain values, as texts ``key: … instead of …``.
 
     >>> list(differences({"a": {"b": 1}}, {"a": {"b": 2}}))
     ['a.b: 1 instead of 2']

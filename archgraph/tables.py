@@ -1,4 +1,4 @@
-"""Text tables: one value for the terminal, notebooks, Markdown and pages."""
+"""Tables of text that can be shown in a terminal, a notebook, Markdown, LaTeX or HTML."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Table:
     Attributes:
         title: Title.
         columns: Headers of the columns; if all are empty, there is no header row.
-        rows: Texts by row and column.
+        rows: The texts of each row, one per column.
         right: Indices of columns with numbers, which are right-aligned.
         strong: Indices of rows with totals.
         note: Explanation shown below the table.
@@ -115,8 +115,8 @@ class Table:
         r"""Render the table for LaTeX with the package booktabs, its title and note as comments.
 
         Args:
-            across: Number of columns that fit on a page. A table with more is transposed if this
-                reduces their number.
+            across: Number of columns that fit on a page. A table with more columns is transposed if
+                it then has fewer.
 
         >>> print(Table("", ("run", "mse %"), (("a_1", "1.0 ± 0.1"),), frozenset({1})).latex())
         % \usepackage{booktabs}
@@ -173,7 +173,7 @@ class Table:
         return bands
 
     def _least(self, columns: Iterable[int], apart: str, width: int) -> int:
-        """Return the minimum width of some columns."""
+        """Return the minimum total width of some columns."""
         return sum(self._room(i, apart, width)[0] + _GAP for i in columns) - 1
 
     def _room(self, column: int, apart: str, width: int) -> tuple[int, int]:
@@ -270,7 +270,7 @@ def count(number: float) -> str:
 
 
 def per_cent(share: float, digits: int = 2) -> str:
-    """Render a fraction in per cent, in the common format of all tables and pages.
+    """Render a fraction in per cent, in the format that all tables and pages use.
 
     >>> per_cent(0.5), per_cent(0.12345, 1), per_cent(1.0, 0)
     ('50.00 %', '12.3 %', '100 %')
@@ -321,7 +321,7 @@ def terminal_columns() -> int:
 
 
 def wrapped(text: str, indent: int = 0, width: int | None = None) -> str:
-    r"""Wrap lines between words; a word longer than a line, such as a path, is not split.
+    r"""Wrap lines between words. Words longer than a line, such as paths, are not split.
 
     Args:
         text: Lines of words; continuation lines are indented like the first line.
@@ -346,11 +346,11 @@ def wrapped(text: str, indent: int = 0, width: int | None = None) -> str:
 
 
 class _Cell:
-    """Text for a column of any width: text that does not fit is wrapped or elided.
+    """Text of a table cell, which is wrapped or elided if its column is too narrow.
 
     Args:
         text: Lines of words.
-        names: Lines of the whole column if they are elided; empty if words are wrapped.
+        names: All lines of the column, if lines are elided; empty if lines are wrapped.
     """
 
     def __init__(self, text: str, names: tuple[str, ...] = ()) -> None:
@@ -397,7 +397,7 @@ def elided(text: str, width: int, head: int) -> str:
 
 @functools.cache  # called for each cell of a column
 def head_length(names: tuple[str, ...], width: int) -> int:
-    """Return the number of characters to keep before the ``…`` so that names stay distinct."""
+    """Return how many characters to keep before the ``…`` so that names stay distinct."""
     half = max(width - 1, 0) // 2
     different = set(names)
     for head in (*range(half, -1, -1), *range(half + 1, width)):

@@ -1,4 +1,4 @@
-"""The demo of `archgraph demo`: two models from end to end, on shipped data."""
+"""The demo that `archgraph demo` runs: two models, from their family to a report."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _sizes(family: Family) -> str:
 
 
 def _same(family: Family) -> str:
-    """Check that the captured graph computes the same as the module, with the same weights."""
+    """Describe the difference between the outputs of the module and of its captured graph."""
     import torch
 
     import archgraph
@@ -110,7 +110,7 @@ def _same(family: Family) -> str:
 
 
 def _empty(folder: Path) -> Path:
-    """Return the folder, or the first numbered one that is new or empty."""
+    """Return the folder; if it is not empty, the first numbered folder that is new or empty."""
     number, candidate = 1, folder
     while True:
         try:

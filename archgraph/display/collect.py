@@ -1,4 +1,4 @@
-"""Collect the facts about a graph from its axes, structure and costs."""
+"""Collect the facts about a graph that explanations and pages show."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from archgraph.ops.idioms import idioms
 
 @per_graph
 def graph_facts(graph: ArchGraph) -> Facts:
-    """Return sizes, costs, blocks, and cut or pinned axes of a graph for display; cached.
+    """Return the facts about a graph's axes, blocks and parameters. The result is cached.
 
     Example:
         >>> import torch
@@ -47,7 +47,7 @@ class _Collector:
         self.solved = self.pricing.solved
         self.structured = structure(graph)
         self.idioms = idioms(graph)
-        # A span has the name of an operator; inside an idiom, the name of the idiom.
+        # A span is named after its operator, or after the idiom that contains the operator.
         self.spans = {
             _span(graph.node[name].op, graph.node[name]): _span(one.idiom.name, graph.node[name])
             for name, one in self.idioms.items()
@@ -77,7 +77,7 @@ class _Collector:
             self._groups((a, a.role) for a in self.solved.free),
             self._groups(
                 [(a, every[a.name].section) for a in self.solved.free],
-                # Sections without a free axis have facts, too.
+                # Sections without a free axis are included.
                 [s.name for s in self.structured.sections],
             ),
             {
@@ -148,8 +148,8 @@ class _Collector:
         )
 
     def _pin(self, axis: Axis) -> Pin:
-        """Split the reason into its cause, the operator, and the places in the model and source."""
-        # The solver keeps reasons as sentences, which errors print, too.
+        """Split a reason into cause, operator, module, source line and remedy."""
+        # The solver stores each reason as a sentence, which errors also print.
         why, remedy, name = axis.reason, None, self.last.get(axis.name)
         match = _PLACE.fullmatch(axis.reason)
         if match is not None and match["node"] in self.graph.node:
@@ -171,16 +171,16 @@ class _Collector:
 
 
 def _span(what: str, node: Node) -> str:
-    """Return a span as the solver writes it: an operator over the axis, and its module."""
+    """Return the text of a span: an operator and its module."""
     return f"{operator_words(what)} in {node.scope or f'%{node.name}'}"
 
 
-# Most terms of a concatenation that are shown; a dense network concatenates hundreds.
+# Maximum number of terms of a concatenation to show; a DenseNet has hundreds.
 TERMS = 8
 
 
 def layout_text(layout: Layout) -> str:
-    """Write a layout in words; for a long concatenation, its ends.
+    """Return a layout as text; for a long concatenation, only its first and last term.
 
     >>> from archgraph.layout.layouts import AxisRef, Sum
     >>> layout_text(Sum(tuple(AxisRef(name, 2) for name in "abcdefghi")))
@@ -190,8 +190,8 @@ def layout_text(layout: Layout) -> str:
     return " + ".join(terms if len(terms) <= TERMS else (terms[0], "…", terms[-1]))
 
 
-# The reason of an operator, as `ops.equations` writes it: `indexed by values (aten.index.Tensor
-# %index in net at net.py:12)`, followed by a remedy, if there is one.
+# The reason why an operator pins an axis, as `ops.equations` writes it, for example `indexed by
+# values (aten.index.Tensor %index in net at net.py:12)`. A remedy may follow.
 _PLACE = re.compile(
     r"(?P<why>.*?) \((?P<op>\S+) %(?P<node>\S+?)(?: in (?P<scope>.*?))?(?: at (?P<source>.*?))?\)"
     r"(?:; (?P<remedy>.*))?",
@@ -199,15 +199,15 @@ _PLACE = re.compile(
 )
 
 
-# Remedies for reasons without one, by the beginning of the reason.
+# Remedies for reasons that do not contain a remedy, by the first words of the reason.
 _REMEDIES = (
-    ("kernel size", "nothing: it is the extent of a kernel, not a width"),
-    ("dimension ", "a layer after it, since what callers receive keeps its size"),
+    ("kernel size", "nothing: it is a kernel size, not a width"),
+    ("dimension ", "a layer after it, since the size of an output cannot change"),
     ("no operator uses it", "an operator that uses it"),
     ("a single position", "nothing: one position cannot be cut"),
     (
         "meets a dimension that is not a channel axis",
-        "nothing where that counts pixels or tokens; else a layer with weights between",
+        "nothing if it counts pixels or tokens; otherwise a layer with weights in between",
     ),
 )
 
@@ -215,8 +215,8 @@ _REMEDIES = (
 def _remedy(why: str, spoken: str | None, outside: bool) -> str:
     if spoken:
         return spoken.removesuffix(" would free it")
-    # The caller chooses the size of an input: no layer of the model would free it.
+    # The caller chooses the size of an input, so no change of the model would free it.
     if outside and why.startswith("meets a dimension"):
-        return "another input: its size comes from outside"
+        return "another input, since the caller chooses its size"
     known = (remedy for beginning, remedy in _REMEDIES if why.startswith(beginning))
     return next(known, "nothing: its positions are not channels")

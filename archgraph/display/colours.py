@@ -1,7 +1,7 @@
-"""The palette of every picture: few hues, distinguishable with every kind of colour vision.
+"""Colours of pictures, plots and pages, distinguishable with every kind of colour vision.
 
-Hues are Okabe and Ito's (Color Universal Design, 2008): blue against orange and vermilion differ
-in lightness and in the blue–yellow direction, which red–green blindness leaves alone.
+The hues are those of Okabe and Ito (Color Universal Design, 2008). Blue differs from orange and
+vermilion in lightness and along the blue–yellow axis, which red–green blindness does not affect.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 INK = "#1f2933"
 QUIET = "#5b6672"
 LINE = "#7f8a96"
-# The border of a box, for every fill.
+# The border of boxes of all colours.
 EDGE = "#3d4852"
 PAPER = "#ffffff"
 SECTION = "#f4f6f8"
@@ -20,18 +20,18 @@ BLOCK = "#e6eaee"
 INPUT = "#d5efe6"
 OUTPUT = "#e9e0f3"
 
-# Lines of plots, in the order in which tiers take them.
+# Colours of the lines of a plot, in order.
 SERIES = (
     "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000",
-    # Three more, chosen so that all ten differ, light and dark, with every kind of colour vision.
+    # Three more colours. All ten differ on light and dark pages, with every kind of colour vision.
     "#882255", "#332288", "#8c564b",
 )  # fmt: skip
 
-# Shares and amounts, from 0 to the largest. Dark text is readable on each of them.
+# Colour scale for numbers, from 0 to the largest number. Dark text is readable on each colour.
 SCALE = ("#ffffff", "#d3e4f1", "#9cc4e2", "#6ba6d3", "#549bcd")
 
-# Kinds of operators, light enough for dark text: hues of the palette, and neighbours in a network
-# (convolution and norm, linear and attention) differ in lightness, too.
+# Colours of the families of operators, light enough for dark text. Families that are neighbours in
+# networks (convolution and norm, linear and attention) also differ in lightness.
 FAMILIES = {
     "attention": "#ecb9d3",
     "convolution": "#a6cfea",
@@ -44,7 +44,7 @@ FAMILIES = {
     "activation": "#fce3d6",
 }
 
-# Replacements on a dark page.
+# Colours that replace these on a dark page.
 DARK = {
     INK: "#e4e7eb",
     QUIET: "#9aa5b1",
@@ -62,7 +62,7 @@ DARK = {
 
 
 def themed(text: str) -> str:
-    """Return CSS or SVG whose colours follow the page: light, or dark.
+    """Replace the colours in CSS or SVG by variables, which have other values on a dark page.
 
     >>> themed("fill: #1f2933; stroke: #123456")
     'fill: var(--c1f2933); stroke: #123456'
@@ -71,7 +71,7 @@ def themed(text: str) -> str:
 
 
 def variables(dark: bool) -> str:
-    """Declare the variables of :func:`themed`."""
+    """Return CSS that declares the variables of :func:`themed`."""
     return " ".join(f"--c{k[1:]}: {v if dark else k};" for k, v in DARK.items())
 
 
@@ -80,7 +80,7 @@ def _channels(colour: str) -> tuple[int, int, int]:
 
 
 def blend(colours: Sequence[str], share: float) -> str:
-    """Return the colour at a position of a scale, 0 to 1.
+    """Return the colour at a position on a colour scale, from 0 to 1.
 
     >>> blend(("#000000", "#ffffff"), 0.5), blend(("#000000", "#ffffff"), 7.0)
     ('#808080', '#ffffff')

@@ -1,18 +1,18 @@
-"""Columns of a picture that is too tall for a page."""
+"""Division of a picture that is too tall for a page into columns."""
 
 from __future__ import annotations
 
 from archgraph.display.paths import depths
 from archgraph.display.scene import Scene
 
-# Height of a box without its lines and of a frame's title, in lines of a box.
+# Height of a box without its lines, and of a frame's title, in lines of text.
 AROUND, TITLE = 3, 4
 
 
 def columns(picture: Scene, number: int) -> list[frozenset[str]]:
-    """Divide the boxes among columns of about equal height, in order.
+    """Divide the boxes, in order, into columns of about equal height.
 
-    A section stays in one column; it is as high as its longest path.
+    A section is not divided. Its height is that of its longest path.
 
     Example:
         >>> from archgraph.display.scene import Box, Link
@@ -36,10 +36,11 @@ def columns(picture: Scene, number: int) -> list[frozenset[str]]:
 
 
 def _units(picture: Scene) -> dict[str, str]:
-    """Return the name of the unit that each box belongs to; a unit stays in one column.
+    """Return a dict from each box to its unit, a group of boxes that stays in one column.
 
-    A section is a unit. An input joins the first box that it feeds, an output or a box of training
-    only the box that feeds it. Other boxes outside sections are units of one box.
+    A section is a unit. An input belongs to the unit of the first box that reads it. An output, or
+    a box that only training has, belongs to the unit of the box whose value it reads. Each other
+    box outside sections is a unit.
     """
     unit = {name: group.name for group in picture.groups for c in group.walk() for name in c.boxes}
     user = {link.tail: link.head for link in reversed(picture.links)}

@@ -1,6 +1,6 @@
-"""Words for a box of several blocks: `2 residual blocks of conv2d 3×3 · 3×3`.
+"""Descriptions of blocks by their layers, such as `2 residual blocks of conv2d 3×3 · 3×3`.
 
-A path lists layers in the order in which a value passes through them; `a | b` are branches of it.
+Layers are listed in the order in which a value passes through them; `a | b` are parallel branches.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from archgraph.graph.ir import ArchGraph
 from archgraph.ops.idioms import idioms
 from archgraph.tables import plural
 
-# Names of layers, and branches between them.
+# Names of consecutive layers, with parallel branches between them.
 LayerPath = tuple["str | Branches", ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Branches:
-    """Paths from one value to the operator that joins them; one without layers is empty.
+    """Parallel branches, which start from one value and end in one operator.
 
     Attributes:
-        paths: The branches.
-        kind: `residual block` or `dense layer`, where the second path is the shortcut; else empty.
+        paths: The layers of each branch; empty for a branch without layers.
+        kind: `residual block` or `dense layer` if the second branch is the shortcut; else empty.
     """
 
     paths: tuple[LayerPath, ...]
@@ -45,10 +45,10 @@ class Branches:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """A block in words.
+    """The description of a block.
 
     Attributes:
-        text: Its layers.
+        text: Its layers, as text.
         kind: `residual block` or `dense layer`; empty for other blocks.
         shortcut: Layers of its shortcut, if any.
     """
@@ -63,20 +63,20 @@ class Contents:
 
     Args:
         graph: The architecture.
-        feeds: Operators that each operator takes values from.
+        feeds: Dict from each operator to the operators whose values it reads.
     """
 
     def __init__(self, graph: ArchGraph, feeds: Mapping[str, Sequence[str]]) -> None:
         self.graph, self.feeds, self.idioms = graph, feeds, idioms(graph)
         blocks = structure(graph).blocks
         self.entries = {block.entry for block in blocks}
-        # Operators that add a body to a shortcut or append it: the operand that is the shortcut.
+        # Dict from an operator that adds a shortcut, or appends to it, to the shortcut.
         self.joins = {
             total: (operand, "residual block") for block in blocks for total, operand in block.sums
         } | {b.merge: (b.shortcut, "dense layer") for b in blocks if b.kind == "dense"}
 
     def lines(self, blocks: Sequence[Sequence[str]]) -> tuple[LabelLine, ...]:
-        """Describe blocks, one line for each run of equal ones; omit lines in the middle of many.
+        """Describe blocks with one line for each run of equal blocks; shorten a long list.
 
         Args:
             blocks: Operators of each block, in topological order.
@@ -86,7 +86,7 @@ class Contents:
         lines = [_line(contents[start:stop], period) for start, stop, period in runs]
         if len(lines) > WORDS:
             lines[WORDS - 2 : -1] = [f"… {runs[-1][0] - runs[WORDS - 2][0]} more blocks …"]
-        # Several layers of one kind: name the kind once.
+        # Name the kind of consecutive layers of the same kind only once.
         alike = r"(\w+ )\d+×[\d×]+(?:(?: · | \| )\1\d+×[\d×]+)+"
         shortened = (re.sub(alike, lambda m: m[1] + m[0].replace(m[1], ""), line) for line in lines)
         return tuple(map(LabelLine, shortened))
@@ -94,7 +94,7 @@ class Contents:
     def content(self, nodes: Sequence[str]) -> Content:
         """Describe one block."""
         match self.path(nodes):
-            case None:  # branches that share layers: list the layers, in no order
+            case None:  # If branches share layers, list the layers without an order.
                 counts = Counter(self.text((name,)) for name in nodes if self.is_layer(name))
                 return Content(", ".join(f"{times} × {text}" for text, times in counts.items()))
             case ():
@@ -111,9 +111,10 @@ class Contents:
     def path(self, nodes: Sequence[str]) -> LayerPath | None:
         """Return the layers of a block in order; None if its branches share layers.
 
-        1. The path of the value that enters is empty; other values from outside have none.
-        2. An operator continues the path of the operator that feeds it; several paths are joined.
-        3. Values that no operator of the block uses leave it; their paths are joined.
+        1. The path of the block's input is empty. Other values from outside do not have a path.
+        2. An operator continues the path of the operator whose value it reads. If it reads several
+           values, their paths are joined.
+        3. The paths of the block's outputs are joined.
         """
         used = [other for name in nodes for other in self.feeds[name]]
         outside = (name for name in used if name in self.entries and name not in nodes)
@@ -130,7 +131,7 @@ class Contents:
         return self.joined("", ends)  # 3
 
     def joined(self, name: str, before: Mapping[str, LayerPath]) -> LayerPath:
-        """Join paths: what they have in common, then branches; a shortcut is the last of them."""
+        """Join paths into their common beginning, followed by branches. A shortcut comes last."""
         operand, kind = self.joins.get(name, ("", ""))
         paths = list(
             dict.fromkeys(before[n] for n in sorted(before, key=lambda used: used == operand))
@@ -145,7 +146,7 @@ class Contents:
         return (*paths[0][:common], Branches(tuple(rests), kind))
 
     def is_layer(self, name: str) -> bool:
-        """Return whether an operator is a layer: it has weights, attends, or moves a window."""
+        """Return whether an operator is a layer: it has weights, or is attention or pooling."""
         node, idiom = self.graph.node[name], self.idioms.get(name)
         if idiom is not None and idiom.several and not attends(self.graph, node):
             return name == idiom.nodes[-1] and any(
@@ -155,11 +156,11 @@ class Contents:
         return bool(weighted) or node.arg("kernel_size") is not None
 
     def text(self, items: Sequence[str | Branches | LayerPath], joint: str = " · ") -> str:
-        """Write a path or, with another joint, branches."""
+        """Return a path or branches as text, with a separator."""
         return joint.join(map(self.item, items))
 
     def item(self, item: str | Branches | LayerPath) -> str:
-        """Write a layer, branches in parentheses, or one of them."""
+        """Return a layer or branches as text."""
         match item:
             case str():
                 node, idiom = self.graph.node[item], self.idioms.get(item)
@@ -175,7 +176,7 @@ class Contents:
                 return self.text(path) or "identity"
 
     def purpose(self, body: LayerPath, shortcut: LayerPath) -> str:
-        """Name a residual block that is attention with projections or a feed-forward network."""
+        """Return a text for a residual block of attention, or of a feed-forward network."""
         layers = [self.graph.node[name] for name in names_of(body)]
         attending = [node for node in layers if attends(self.graph, node)]
         families = {node_family(self.graph, node) for node in layers} - {"attention"}
@@ -193,7 +194,7 @@ def names_of(path: LayerPath) -> list[str]:
 
 
 def _branches(path: LayerPath) -> Sequence[LayerPath]:
-    """Return the branches of a path that consists of nothing else; otherwise the path."""
+    """Return the branches of a path that consists only of branches; otherwise the path itself."""
     match path:
         case (Branches(paths, ""),):
             return paths
@@ -201,7 +202,7 @@ def _branches(path: LayerPath) -> Sequence[LayerPath]:
 
 
 def repeats(items: Sequence[object]) -> Iterator[tuple[int, int, int]]:
-    """Yield runs that cover a list: start, stop, and the length of one repetition.
+    """Divide a list into runs of repetitions; yield start, stop and length of one repetition.
 
     >>> list(repeats(["a", "b", "a", "b", "c", "c"]))
     [(0, 4, 2), (4, 6, 1)]
@@ -220,7 +221,7 @@ def repeats(items: Sequence[object]) -> Iterator[tuple[int, int, int]]:
 
 
 def _line(contents: Sequence[Content], period: int) -> str:
-    """Write a run of equal blocks: `2 residual blocks of …`, `3 × (…)`."""
+    """Describe a run of equal blocks, such as `2 residual blocks of …` or `3 × (…)`."""
     times, first = len(contents) // period, contents[0]
     if first.kind and period == 1:
         text = f"{plural(times, first.kind)} of {first.text}".removeprefix("1 ")

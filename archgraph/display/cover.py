@@ -1,4 +1,4 @@
-"""Coverage of a global model: the clients that feed each parameter, and the share they have."""
+"""Coverage of a global model: which fraction of each parameter the clients update."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from archgraph.states import Transfer
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """Coverage of a part of a global model: submodels lack clients by depth, weights by width.
+    """Coverage of a part of a global model.
 
     Attributes:
-        clients: Clients that have any of the part.
-        total: All clients.
-        weights: Share of the part's weights that a client has, mean over all clients, 0 to 1: the
-            chance that a client drawn at random trains a weight of it.
+        clients: Number of clients that have any of the part's weights.
+        total: Number of all clients.
+        weights: Fraction of the part's weights that a client has, as the mean over all clients.
     """
 
     clients: int
@@ -27,11 +26,11 @@ class Reach:
 
 
 class Cover(dict[str, float]):
-    """Maps each parameter or buffer of a global state to the share of clients that update it.
+    """Dict from each parameter or buffer of a global state to the mean fraction that clients have.
 
     Args:
         counts: Number of clients of each kind.
-        parts: Dict from parameter or buffer to the share of its values that each kind of client
+        parts: Dict from parameter or buffer to the fraction of its values that each kind of client
             has.
 
     >>> cover = Cover((1, 3), {"w": (1.0, 0.5)})
@@ -46,7 +45,12 @@ class Cover(dict[str, float]):
             self[name] = sum(many * share for many, share in clients) / sum(counts)
 
     def shares(self, sizes: Mapping[str, int]) -> tuple[float, ...] | None:
-        """Return each kind of client's share of several leaves; None if all are empty."""
+        """Return which fraction of some parameters each kind of client has.
+
+        Args:
+            sizes: Dict from parameter or buffer to its number of elements. If all are 0, the result
+                is None.
+        """
         total = sum(sizes.values())
         if not total:
             return None
@@ -56,7 +60,11 @@ class Cover(dict[str, float]):
         )
 
     def reach(self, sizes: Mapping[str, int]) -> Reach | None:
-        """Return the coverage of several leaves, weighted by size; None if all are empty."""
+        """Return the coverage of some parameters together.
+
+        Args:
+            sizes: As for :meth:`shares`.
+        """
         shares = self.shares(sizes)
         if shares is None:
             return None
@@ -66,13 +74,14 @@ class Cover(dict[str, float]):
 
 
 def coverage(federation: Family | Iterable[tuple[Transfer, int]]) -> Cover:
-    """Return a dict from each parameter or buffer to the share of clients that update it.
+    """Return the fraction of each global parameter or buffer that a client has, on average.
 
-    A client that has a part of a leaf counts by that part: half of the clients at half of the rows
-    make 0.75 with the others at all rows. :meth:`Cover.reach` tells the two apart.
+    For example, if half of the clients have all rows of a matrix and the other half have half of
+    the rows, the coverage is 0.75. :meth:`Cover.reach` also returns how many clients have any row.
 
     Args:
-        federation: A family, or transfers (global → client), each with its number of clients.
+        federation: A family, or pairs of a transfer (from the global model to a client's model) and
+            its number of clients.
 
     Raises:
         ArchGraphError: If there are no clients, or the transfers start from different states.
@@ -90,7 +99,7 @@ def coverage(federation: Family | Iterable[tuple[Transfer, int]]) -> Cover:
     pairs = list(federation)
     if not sum(clients for _, clients in pairs):
         raise ArchGraphError("coverage needs at least one client")
-    # Leaves of one name in two global models would be added up, though they are not the same.
+    # Different global models may use the same name for different parameters.
     if any(transfer.source != pairs[0][0].source for transfer, _ in pairs):
         raise ArchGraphError("the transfers start from different global models")
     covered = [transfer.coverage for transfer, _ in pairs]
@@ -99,7 +108,7 @@ def coverage(federation: Family | Iterable[tuple[Transfer, int]]) -> Cover:
 
 
 def percent(share: float) -> str:
-    """Write a share in per cent; only exact shares are written as 0 % or 100 %.
+    """Return a fraction in per cent. Only 0 and 1 become 0 % and 100 %.
 
     >>> percent(0.0), percent(0.001), percent(0.5), percent(0.999), percent(1.0)
     ('0 %', '<1 %', '50 %', '>99 %', '100 %')

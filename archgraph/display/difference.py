@@ -1,4 +1,4 @@
-"""Differences of two graphs, part by part."""
+"""A table of the differences between two graphs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SEVERAL = {"block": "blocks", "operator": "operators", "leaf": "leaves", "axis":
 
 
 def correspondence_table(matched: Correspondence) -> Table:
-    """Return the differences of two graphs as a table; equal neighbours share a row.
+    """Return the differences between two graphs as a table. Equal neighbouring rows are merged.
 
     Example:
         >>> import torch
@@ -57,7 +57,7 @@ def _row(items: Sequence[PartDifference]) -> tuple[str, ...]:
 
 
 def _ranges(names: Sequence[str]) -> str:
-    """Write names as ranges of consecutive names.
+    """Join names; consecutively numbered names become a range.
 
     >>> _ranges(["a.3", "a.4", "a.5", "b.2", "b.3"]), _ranges(["a.0", "a.2"]), _ranges([""])
     ('a.3–5, b.2–3', 'a.0, a.2', '–')
@@ -72,7 +72,7 @@ def _ranges(names: Sequence[str]) -> str:
 
 
 def _follows(name: str, other: str) -> bool:
-    """Return whether two names are equal, or differ by 1 in a single number."""
+    """Return whether the second name equals the first one, or has one number larger by 1."""
     numbers = re.finditer(r"\d+", name)
     nexts = (f"{name[: n.start()]}{int(n[0]) + 1}{name[n.end() :]}" for n in numbers)
     return other in (name, *nexts)

@@ -1,7 +1,7 @@
-"""DOT text of a scene: one graph, clusters as nested frames, the main path straight.
+"""DOT text of a picture: boxes, arrows, and sections and blocks as nested frames.
 
-No arrow crosses a title: titles are at the left of a frame, and the box that an arrow enters is at
-least twice as wide, so that the arrow passes to the right of the title.
+Arrows do not cross titles. A title is at the left of its frame, and the box below the title is at
+least twice as wide as the title, so that an arrow into the middle of the box passes on the right.
 """
 
 from __future__ import annotations
@@ -23,29 +23,30 @@ from archgraph.display.paths import depths, span, spine
 from archgraph.display.scene import Box, Cluster, Link, Scene
 from archgraph.tables import elided
 
-# A blank where no line breaks, and a mark without width where one may break.
+# A space at which a line must not break, and a character of no width at which a line may break.
 TIED = "\u00a0"
 BREAK = "\v"
 
-# Total length of arrows, in ranks, above which their layout is less careful.
+# Total length of arrows, in ranks, above which a faster layout is used.
 DENSE = 4000
-# Least width in inches of a box with a weight; in print.
+# Minimum width in inches of a box with a weight, on a page and in print.
 WIDTH, NARROW = 2.2, 1.3
-# Weight of an arrow of the main path in the layout; other arrows have 1.
+# Weight of the arrows of the main path in the layout; the weight of other arrows is 1.
 STRAIGHT = "40"
 # The ends of an arrow that continues in another column.
 CIRCLE = {"shape": "circle", "width": "0.2", "height": "0.2", "margin": "0.01", "fontsize": "8"}
 
 
 class Drawing:
-    """Writes the DOT text of a scene.
+    """Writes the DOT text of a picture.
 
     Args:
-        picture: The scene.
-        fed: Coverage of parts with weights, by `box NAME` and `group NAME`; may be empty.
+        picture: Boxes and arrows of the picture.
+        fed: Dict from `box NAME` or `group NAME` to the coverage of this box or frame; may be
+            empty.
         tips: Returns the tooltip of a box.
         font: Font of all text.
-        letters: Most letters in a line of a box. Default: no limit.
+        letters: Maximum number of characters in a line of a box. Default: no limit.
         columns: Names of the boxes of each column. Default: one column.
     """
 
@@ -69,7 +70,7 @@ class Drawing:
         self.frames = 0
 
     def source(self, heading: str) -> str:
-        """Write the DOT text under a heading, title and legend as Graphviz's HTML."""
+        """Return the DOT text, with a heading in Graphviz's HTML."""
         target = graphviz.Digraph(
             self.picture.name or "graph",
             graph_attr={
@@ -79,7 +80,7 @@ class Drawing:
                 "nodesep": "0.25" if self.letters is None else "0.12",
                 "ranksep": "0.3" if self.letters is None else "0.22",
                 "bgcolor": colours.PAPER,
-                "margin": "0",  # a PDF has half an inch otherwise
+                "margin": "0",  # the default for PDF is half an inch
                 "pad": "0.02",
             },
             node_attr={
@@ -102,7 +103,7 @@ class Drawing:
             },
         )
         if span(self.picture) > DENSE:
-            # Too many long arrows to route around boxes: straight lines take seconds, not minutes.
+            # Routing many long arrows around boxes takes minutes, straight lines take seconds.
             target.attr("graph", splines="line", mclimit="0.1", nslimit="2")
         if len(self.columns) == 1:
             self.column(target, self.ids)
@@ -141,10 +142,10 @@ class Drawing:
             look["fillcolor"] = colours.FAMILIES[box.family]
         if box.name in self.wide:
             look["width"] = f"{self.wide[box.name]:.2f}"
-        # Training and evaluation share one picture: parts of training only are dashed.
+        # One picture shows training and evaluation: parts that only training has are dashed.
         if box.training:
             look["style"] = "filled,rounded,dashed"
-        # A box with the coverage of the frame around it does not repeat it.
+        # Omit the coverage of a box if its frame shows the same.
         same = fed is None or (around is not None and coverage_words(around) == coverage_words(fed))
         label = _box_label(
             box,
@@ -155,7 +156,7 @@ class Drawing:
         target.node(self.ids[box.name], label, tooltip=self.tips(box), **look)
 
     def frame(self, target: graphviz.Digraph, group: Cluster, within: str) -> None:
-        """Draw a frame with its contents."""
+        """Draw a frame and its contents."""
         fed = self.fed.get(f"group {group.name}")
         self.frames += 1
         # Graphviz draws frames only around subgraphs whose names begin with `cluster`.
@@ -175,7 +176,7 @@ class Drawing:
                 self.box(frame, self.boxes[name], fed)
 
     def title(self, group: Cluster, fed: Reach | None, within: str) -> list[str]:
-        """Write a frame's title in lines: name, repetitions, parameters, coverage."""
+        """Return the lines of a frame's title: name, repetitions, parameters, coverage."""
         size = 10 if within or self.letters else 12
         lines = [text(short(group.name, within), size=size, bold=True)]
         notes = [f"×{group.times}"] if group.times > 1 else []
@@ -188,7 +189,7 @@ class Drawing:
         return lines
 
     def widths(self) -> dict[str, float]:
-        """Return least widths in inches, for boxes with a weight and boxes that arrows enter."""
+        """Return minimum widths of boxes in inches."""
         wide = {
             box.name: self.least
             for box in self.picture.boxes
@@ -201,20 +202,20 @@ class Drawing:
                 title = self.title(each, fed, "" if each is group else group.name)
                 names = {name for inner in each.walk() for name in inner.boxes}
                 for name in names:
-                    # An arrow enters in the middle; the title needs the left half.
+                    # An arrow enters the box in the middle; the frame's title needs the left half.
                     if names.isdisjoint(before.get(name, ())):
                         wide[name] = max(wide.get(name, 0.0), 2 * width(title))
         return wide
 
     def links(self, target: graphviz.Digraph) -> None:
-        """Draw arrows; between columns they end at a number and continue from the same number."""
+        """Draw arrows. An arrow to another column ends at a number and continues there from it."""
         drawn, numbers = set[tuple[str, str]](), dict[str, str]()
         for link in self.picture.links:
             look: dict[str, str] = {}
             if link.tail in self.spine and link.head in self.spine:
                 look["weight"] = STRAIGHT
             if link.mask:
-                # A mask does not push down the attention: ranks are those of the main stream.
+                # An arrow of a mask does not influence the rank of the attention operator.
                 look.update(style="dotted", constraint="false")
             if link.training:
                 look["style"] = "dashed"
@@ -226,7 +227,7 @@ class Drawing:
     def parts(
         self, target: graphviz.Digraph, link: Link, numbers: dict[str, str]
     ) -> Sequence[tuple[str, str]]:
-        """Return the ends of an arrow, or of the two parts of an arrow between columns."""
+        """Return the ends of an arrow; for an arrow to another column, the ends of both parts."""
         tail, head = self.ids[link.tail], self.ids[link.head]
         stop = next(i for i, names in enumerate(self.columns) if link.head in names)
         if link.tail in self.columns[stop]:
@@ -238,10 +239,10 @@ class Drawing:
         return [(tail, leaves), (enters, head)]
 
     def words(self, link: Link) -> dict[str, str]:
-        """Place the shape of an arrow at its middle, or in columns to the right of its head.
+        """Return the label of an arrow, at its middle or (if there are columns) at its head.
 
-        Graphviz omits labels at the middle of arrows when it packs components. Several labels at
-        the heads of arrows into one box would overlap and are omitted.
+        With columns, Graphviz omits labels at the middle of arrows. If several arrows enter one
+        box, labels at their heads would overlap and are omitted.
         """
         if not link.label or len(self.columns) == 1:
             return {"label": f" {link.label} "} if link.label else {}
@@ -254,7 +255,7 @@ class Drawing:
 
 
 def coverage_words(fed: Reach) -> list[str]:
-    """Write a part's coverage in words: clients, and share of the weights."""
+    """Return the coverage of a part as text: number of clients, and fraction of the weights."""
     clients = f"{fed.clients} of {fed.total} clients"
     return [clients, f"{percent(fed.weights)} of the weights over all"]
 
@@ -278,13 +279,13 @@ def _box_label(box: Box, fed: Reach | None, quiet: str, letters: int | None) -> 
 
 
 def wrapped_lines(lines: Sequence[LabelLine], letters: int | None) -> Iterator[LabelLine]:
-    """Yield lines of at most ``letters`` letters, broken after `·`, `|` or between words."""
+    """Break lines after `·`, `|` or between words, to at most ``letters`` characters."""
     for line in lines:
         if letters is None:
             yield line
             continue
         parts = re.split("(?<= [·|]) ", line.text)
-        # A part that fits a line is not broken, nor a number from its word.
+        # Keep parts that fit on a line together, and each number with its word.
         joined = [re.sub(" " if len(part) <= letters else r" (?=\d)", TIED, part) for part in parts]
         words = textwrap.TextWrapper(
             letters, break_long_words=False, break_on_hyphens=False, replace_whitespace=False

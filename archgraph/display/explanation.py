@@ -1,4 +1,4 @@
-"""Explanations of a graph: free and pinned axes, removable blocks, and savings of changes."""
+"""Explain which axes and blocks of a graph can be cut, why others cannot, and the savings."""
 
 from __future__ import annotations
 
@@ -29,29 +29,30 @@ from archgraph.hints import nearest
 from archgraph.plain import Json
 from archgraph.tables import Table, count
 
-# Names of parts, by kind.
+# Dict from a kind (axes, blocks, …) to names.
 NamesByKind: TypeAlias = Mapping[str, Collection[str]]
-# Names that an unknown name may have meant.
+# Maximum number of suggestions for an unknown name.
 NEAREST = 3
-# The kinds of parts, as :class:`Facts` and :class:`Explanation` name them.
+# Kinds of parts, which are also attributes of :class:`Facts` and :class:`Explanation`.
 KINDS = ("axes", "roles", "sections", "blocks", "leaves")
 
 
 @dataclass(frozen=True, repr=False)
 class Explanation:
-    """The axes and blocks of a graph that can change, with savings, and the reasons of the others.
+    """The result of :func:`explain` for a graph, or for one part of a graph.
 
     Attributes:
         model: Name of the graph.
-        asked: Name of the part to explain. Default: the complete graph.
-        about: Sizes, costs and axes of the complete graph.
-        axes: The axes of the part.
-        roles: Its free axes by role.
-        sections: Its free axes by section.
+        asked: Name of the explained part; None for the complete graph.
+        about: Facts about the complete graph.
+        axes: Axes of the part.
+        roles: Free axes of the part, grouped by role.
+        sections: Free axes of the part, grouped by section.
         blocks: Blocks of the part.
-        leaves: Parameters and buffers of the part, or with the axis. Empty for the complete graph.
-        budgets: By measure, the cost of the whole graph and of its smallest submodel. Empty for a
-            part.
+        leaves: Parameters and buffers of the part, or those with the axis. Empty for the complete
+            graph.
+        budgets: Dict from a measure (such as ``macs``) to the cost of the complete graph and of its
+            smallest submodel. Empty for a part.
     """
 
     model: str
@@ -66,21 +67,21 @@ class Explanation:
 
     @property
     def free(self) -> tuple[AxisFact, ...]:
-        """Axes that may be cut."""
+        """The free axes, which can be cut."""
         return tuple(a for a in self.axes if a.free)
 
     @property
     def pinned(self) -> tuple[AxisFact, ...]:
-        """Axes that must not be cut, each with its pin."""
+        """The pinned axes, which cannot be cut; each has a pin, the reason."""
         return tuple(a for a in self.axes if not a.free)
 
     def plain(self) -> dict[str, Json]:
-        """Return the explanation as values that JSON can write.
+        """Return the explanation as a dict of JSON values.
 
-        Keys are those of the facts in :mod:`archgraph.display.facts`, one list per kind: ``model``,
-        ``asked``, ``parameters``, ``macs``, ``reach`` (share of the parameters on a free axis),
-        ``halving`` (savings from halving every free axis), ``axes``, ``roles``, ``sections``,
-        ``blocks``, ``leaves``, ``budgets``.
+        The keys are ``model``, ``asked``, ``parameters``, ``macs``, ``reach`` (fraction of the
+        parameters that have a free axis), ``halving`` (savings from halving every free axis),
+        ``axes``, ``roles``, ``sections``, ``blocks``, ``leaves`` and ``budgets``. The items of a
+        list have the fields of the classes in :mod:`archgraph.display.facts`.
         """
         overall = {k: getattr(self.about, k) for k in ("parameters", "macs", "reach", "halving")}
         parts = {k: getattr(self, k) for k in (*KINDS, "budgets")}
@@ -95,9 +96,9 @@ class Explanation:
         )
 
     def tables(self) -> tuple[Table, ...]:
-        """Return the explanation as tables, without empty ones.
+        """Return the explanation as tables; omit empty tables.
 
-        Parts that differ only in a number share a row, except in the explanation of a named part.
+        If the complete graph is explained, names that differ only in a number share a row.
         """
         each = self.asked is not None
         if self.asked is None:
@@ -116,7 +117,7 @@ class Explanation:
     def _overview(self) -> Table:
         about, table = self.about, self._halves()
         can = sum(b.removable for b in self.blocks)
-        reach = math.floor(1000 * about.reach) / 10  # 100% means all of them
+        reach = math.floor(1000 * about.reach) / 10  # round down, so that 100% means all parameters
         note = (
             f"{count(about.parameters)} parameters, {reach:g}% of them on a free axis; "
             f"{count(about.macs)} MACs per example; axes: {len(self.free)} free, "
@@ -133,8 +134,8 @@ class Explanation:
         )
 
     def _halves(self) -> Table:
-        """Tabulate savings from halving all axes of a role or a section."""
-        # A single role repeats the row of all free axes.
+        """Return a table of the savings from halving all axes of a role or a section."""
+        # The row of a single role would repeat the row of all free axes.
         roles = self.roles if len(self.roles) > 1 or self.asked is not None else ()
         groups = [(f"role {g.name}", g) for g in roles]
         groups += [(f"section {g.name}", g) for g in self.sections if g.axes]
@@ -153,18 +154,18 @@ class Explanation:
 
 @takes_graph
 def explain(graph: ArchGraph, name: str | None = None) -> Explanation:
-    """Explain which axes are free or pinned, which blocks can be removed, and the savings.
+    """Explain which axes and blocks of a graph can be cut, and what cutting them saves.
 
     Args:
         graph: The architecture.
-        name: Part to explain: an axis, section, block, leaf, role or module, or a pattern
-            (`layer1.*`). Default: all axes and blocks.
+        name: Name of an axis, section, block, parameter, buffer, role or module to explain, or a
+            pattern such as ``layer1.*``. Default: all axes and blocks.
 
     Returns:
-        Facts; `plain()` converts them to JSON values, `tables()` to tables.
+        The explanation; its method `tables()` returns tables, `plain()` returns JSON values.
 
     Raises:
-        ArchGraphError: If no part has that name; lists the nearest names.
+        ArchGraphError: If no part has this name. The message lists similar names.
 
     Example:
         >>> import torch
@@ -191,7 +192,7 @@ def explain(graph: ArchGraph, name: str | None = None) -> Explanation:
                 hint=nearest(name, known, cutoff=0.5, count=NEAREST)
                 or "without a name, everything is explained",
             )
-    # Each part once, in the order of the graph.
+    # List each part once, in the order of the graph.
     chosen = {
         kind: tuple(fact for n, fact in getattr(about, kind).items() if n in parts.get(kind, ()))
         for kind in KINDS
@@ -202,7 +203,7 @@ def explain(graph: ArchGraph, name: str | None = None) -> Explanation:
 
 
 def _named(about: Facts, word: str) -> NamesByKind:
-    """Return the parts with exactly this name, their axes, and the leaves of an axis."""
+    """Return the parts with exactly this name, and the axes and parameters that belong to them."""
     parts = {kind: [word] * (word in getattr(about, kind)) for kind in KINDS}
     blocks = [b for b in about.blocks.values() if word in (b.name, b.section)]
     owners = [getattr(about, kind)[word] for kind in ("leaves", "roles") if parts[kind]]

@@ -1,4 +1,4 @@
-"""The tables of an explanation; parts that differ only in a number share a row."""
+"""The tables of an explanation, in which names that differ only in a number share a row."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from archgraph.display.facts import (
 from archgraph.display.pricing import Saving
 from archgraph.tables import Table, count, per_cent
 
-# Most runs of axes that are listed for one reason.
+# Maximum number of groups of axes that are listed for one reason.
 EACH = 3
 
 SAVES = ("parameters", "MACs")
 
 
 def savings(saving: Saving | None) -> tuple[str, str]:
-    """Write the two cells of a saving: parameters and MACs, each with its share."""
+    """Return two cells: the saved parameters and MACs, each with its percentage."""
     if saving is None:
         return "", ""
     return (
@@ -33,15 +33,15 @@ def savings(saving: Saving | None) -> tuple[str, str]:
 
 
 def numbered_runs(names: Sequence[str], keys: Sequence[Hashable]) -> list[tuple[str, list[int]]]:
-    """Group names that differ in one number and agree in everything else, in order.
+    """Group names that differ only in one number.
 
     Args:
-        names: Names with numbers in them.
+        names: The names. Names without numbers are not grouped.
         keys: For each name, a value that must be equal within a group.
 
     Returns:
-        For each group, its pattern and the indices of its members. The pattern of a group with one
-        name is the name.
+        For each group, a pattern and the indices of its names. If a group has only one name, its
+        pattern is this name.
 
     Example:
         >>> numbered_runs(["a.0.w", "a.1.w", "b1.w", "b2.w", "c"], [8, 8, 8, 4, 4])
@@ -55,7 +55,7 @@ def numbered_runs(names: Sequence[str], keys: Sequence[Hashable]) -> list[tuple[
             members.setdefault((at, before, after, keys[index]), []).append(index)
     grouped: set[int] = set()
     runs_of_names: list[tuple[str, list[int]]] = []
-    # The longest runs first; if tied, the run of the number further left, such as the block's.
+    # The largest group first; of equally large groups, the one whose number is further left.
     for (_, before, after, _), indices in sorted(
         members.items(), key=lambda item: (-len(item[1]), item[0][0])
     ):
@@ -74,7 +74,13 @@ def _times(name: str, number: int) -> str:
 def free_axes(
     axes: Sequence[AxisFact], together: Callable[[Sequence[AxisFact]], Saving | None], each: bool
 ) -> Table:
-    """Return the free axes with the savings from halving; ``each``: one row for every axis."""
+    """Return a table of the free axes and the savings from halving them.
+
+    Args:
+        axes: The free axes.
+        together: Returns the savings from halving several axes.
+        each: Whether each axis has its own row.
+    """
     kinds = [tuple(dict.fromkeys(s.partition(" in ")[0] for s in a.spans)) for a in axes]
     keys = [(a.section, a.size, a.role, over) for a, over in zip(axes, kinds, strict=True)]
     names = [a.name for a in axes]
@@ -88,7 +94,7 @@ def free_axes(
         rows.append((name, many, str(first.size), role, *savings(together(members))))
     notes = ["a row of several axes shows what halving all of them saves"] if several else []
     if over := dict.fromkeys(itertools.chain(*kinds)):
-        notes.append(f"*: {', '.join(over)} runs over it; cutting it changes what that computes")
+        notes.append(f"*: cutting this axis changes the results of {', '.join(over)}")
     heads, right = ("axis", "axes", "size", "role", *SAVES), frozenset({1, 2, 4, 5})
     title, note = "Free axes: savings from halving", "\n".join(notes)
     return _filled_columns(Table(title, heads, tuple(rows), right, note=note, short=frozenset({0})))
@@ -107,11 +113,16 @@ def _filled_columns(table: Table) -> Table:
 
 
 def pinned_axes(axes: Sequence[AxisFact], each: bool) -> Table:
-    """Return one row per cause, with the first of its axes."""
+    """Return a table of the pinned axes, with one row for each reason.
+
+    Args:
+        axes: The pinned axes.
+        each: Whether a reason has one row per module, in which all axes are listed.
+    """
     causes: dict[Hashable, list[AxisFact]] = {}
     for axis in axes:
         assert axis.pin is not None
-        # A cause at several places is one row, except in the explanation of a named part.
+        # In the explanation of a named part, each module has its own row.
         key = (axis.pin.why, axis.pin.operator, axis.pin.remedy)
         causes.setdefault((*key, axis.pin.place) if each else key, []).append(axis)
     rows = []
@@ -135,20 +146,20 @@ def pinned_axes(axes: Sequence[AxisFact], each: bool) -> Table:
 
 
 def _cause(pins: Sequence[Pin]) -> tuple[str, str]:
-    """Return the cause and the remedy of pins that differ only in their place."""
+    """Return the reason and the remedy of pins that differ only in their module."""
     pin = pins[0]
     why = pin.why if pin.operator is None else f"{pin.why}: {pin.operator} in {pin.place}"
     if len({one.place for one in pins}) > 1:
         why += " and elsewhere"
     if pin.source is not None:
-        # The last two parts of the path: the path to a package says little.
+        # Show only the last two parts of the path.
         last = pin.source.replace("\\", "/").split("/")[-2:]
         why += f" ({'/'.join(last)})"
     return why, pin.remedy
 
 
 def block_savings(blocks: Sequence[BlockFact], each: bool) -> Table:
-    """Return the blocks with the savings from skipping one, or why it cannot be skipped."""
+    """Return a table of the blocks: savings from skipping each, or why it cannot be skipped."""
     names, keys = [b.name for b in blocks], [(b.kind, b.saving, b.reason) for b in blocks]
     rows = []
     for name, indices in numbered_runs(names, names if each else keys):
@@ -161,7 +172,7 @@ def block_savings(blocks: Sequence[BlockFact], each: bool) -> Table:
 
 
 def leaf_layouts(leaves: Sequence[LeafFact]) -> Table:
-    """Return the leaves with the layout of each dimension."""
+    """Return a table of parameters and buffers, with the layout of each dimension."""
     names, keys = [p.name for p in leaves], [(p.shape, p.layout) for p in leaves]
     rows = tuple(
         (_times(name, len(of)), "×".join(map(str, keys[of[0]][0])), " | ".join(keys[of[0]][1]))

@@ -1,4 +1,4 @@
-"""Facts about an architecture as frozen values: axes, blocks, leaves, operators, savings, pins."""
+"""Facts about an architecture: its axes, blocks and parameters, and the savings from cuts."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ class Pin:
     """Why an axis cannot be cut.
 
     Attributes:
-        why: The cause, a short fact.
-        operator: Operator that pins it; None if no operator uses it.
-        node: Name of that operator in the graph.
-        place: Module that calls the operator; a leaf or the model if none is known.
+        why: The reason.
+        operator: Kind of the operator that pins the axis; None if no operator uses the axis.
+        node: Name of this operator in the graph.
+        place: Module that calls the operator. If it is unknown, a parameter, a buffer or the model.
         source: Line of the user's code; None if unknown.
-        remedy: A change of the model that would free it.
+        remedy: A change of the model after which the axis could be cut.
     """
 
     why: str
@@ -31,20 +31,21 @@ class Pin:
 
 @dataclass(frozen=True, slots=True)
 class AxisFact:
-    """An axis.
+    """An axis: dimensions of parameters and activations that can only be cut together.
 
     Attributes:
-        name: Its name.
-        size: Number of positions.
+        name: Name of the axis.
+        size: Number of positions, such as channels or features.
         role: ``channels``, ``heads``, ``head_dim``, ``value_dim``, ``hidden`` or ``cell``.
-        free: Whether it may be cut.
-        section: Section of the operator that makes it; empty if none does.
-        block: Block of that operator.
-        spans: Norms, softmaxes and reductions over it, as ``operator in module``.
-        members: Leaves that are cut with it, each with the number of a dimension.
-        halved: Number of positions after halving.
-        saving: Savings from halving it; None for a pinned axis.
-        pin: Why it is pinned; None for a free axis.
+        free: Whether the axis can be cut.
+        section: Section of the operator that computes the axis; empty if there is none.
+        block: Block of this operator.
+        spans: Norms, softmaxes and reductions that compute over the axis, as texts
+            ``operator in module``. Cutting the axis changes their results.
+        members: Parameters and buffers that have the axis, each with the number of the dimension.
+        halved: Number of positions after halving the axis.
+        saving: Savings from halving the axis; None for a pinned axis.
+        pin: Why the axis cannot be cut; None for a free axis.
     """
 
     name: str
@@ -65,9 +66,9 @@ class GroupFact:
     """The free axes of a role or a section.
 
     Attributes:
-        name: The role or the section.
+        name: Name of the role or the section.
         axes: Names of the axes.
-        saving: Savings from halving all of them.
+        saving: Savings from halving all these axes.
     """
 
     name: str
@@ -77,17 +78,17 @@ class GroupFact:
 
 @dataclass(frozen=True, slots=True)
 class BlockFact:
-    """A block.
+    """A block of a graph, such as a residual block.
 
     Attributes:
-        name: Its name.
+        name: Name of the block.
         section: Name of the section that contains the block.
         kind: ``residual``, ``chain``, ``parallel``, ``dense`` or ``head``.
-        removable: Whether it can be skipped.
-        reason: Why it cannot be skipped; empty if it can.
-        leaves: Leaves that it uses.
-        axes: Axes that it makes.
-        saving: Savings from skipping it; None if it cannot be skipped.
+        removable: Whether the block can be skipped.
+        reason: Why the block cannot be skipped; empty if it can.
+        leaves: Parameters, buffers and constants that the block uses.
+        axes: Axes that the block's operators compute.
+        saving: Savings from skipping the block; None if it cannot be skipped.
     """
 
     name: str
@@ -105,11 +106,11 @@ class LeafFact:
     """A parameter, buffer or constant.
 
     Attributes:
-        name: State-dict key.
+        name: Key of the state dict.
         role: ``parameter``, ``buffer`` or ``constant``.
-        shape: Its shape.
-        layout: Layout of each dimension; long concatenations are shortened.
-        axes: Names of the axes in them.
+        shape: Shape of the tensor.
+        layout: For each dimension, the axes from which it is built, as text.
+        axes: Names of the axes in these layouts.
     """
 
     name: str
@@ -121,19 +122,19 @@ class LeafFact:
 
 @dataclass(frozen=True)
 class Facts:
-    """All facts about a graph, each kind in the order of the graph.
+    """All facts about a graph. Dicts and tuples follow the order of the graph.
 
     Attributes:
-        parameters: Elements of all parameters, tied ones once.
-        macs: Multiply–accumulates of one example in evaluation.
-        reach: Share of the parameters that are on a free axis, 0 to 1.
+        parameters: Number of parameters; tied parameters count once.
+        macs: Multiply–accumulates for one example in evaluation.
+        reach: Fraction of the parameters that have a free axis, from 0 to 1.
         halving: Savings from halving every free axis.
         axes: Dict from name to axis.
-        roles: Free axes by role.
-        sections: Free axes by section.
+        roles: Dict from role to its free axes.
+        sections: Dict from section to its free axes.
         blocks: Dict from name to block.
         leaves: Dict from name to parameter, buffer or constant.
-        met: Axes in the arguments and results of each operator.
+        met: Dict from operator to the axes in its arguments and results.
         pricing: Computes the savings of other changes.
     """
 

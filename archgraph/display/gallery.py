@@ -1,4 +1,4 @@
-"""Pictures of a family: the global graph with what clients have of it, and each client's graph."""
+"""Pictures of a family: its global model and the model of each kind of client."""
 
 from __future__ import annotations
 
@@ -27,23 +27,25 @@ def draw_family(
     width: str | None = None,
     font: str | None = None,
 ) -> tuple[Path, ...]:
-    """Draw a family: the global model, then each client.
+    """Draw the global model of a family, and the model of each kind of client.
 
-    `global` shows how many clients feed each part and with how much of its weights.
+    The picture of the global model shows how many clients train each block, and which fraction of
+    the block's weights they have.
 
     Args:
-        family: Global graph and kinds of clients.
-        folder: Folder to write to; created if it does not exist.
+        family: The family.
+        folder: Folder for the pictures; created if it does not exist.
         detail: As for :func:`archgraph.display.picture.draw`.
-        fold: The same.
-        form: `svg`, `png`, `pdf` or `dot`.
-        title: First words of each heading; empty: no headings. Default: the family's name.
+        fold: As for :func:`archgraph.display.picture.draw`.
+        form: File format: `svg`, `png`, `pdf` or `dot`.
+        title: First words of each heading; if empty, pictures have no headings. Default: the
+            family's name.
         legend: As for :func:`archgraph.display.picture.draw`.
-        width: The same.
-        font: The same.
+        width: As for :func:`archgraph.display.picture.draw`.
+        font: As for :func:`archgraph.display.picture.draw`.
 
     Returns:
-        Paths of the pictures: the global one, if there is a global model, then each client.
+        Paths of the files: first the global model, if there is one, then the clients' models.
 
     Raises:
         RunError: If a file cannot be written, or the format is unknown.
@@ -52,7 +54,7 @@ def draw_family(
     drawn = functools.partial(draw, detail=detail, fold=fold, legend=legend, width=width, font=font)
     name = (family.name or family.graph.name or "model") if title is None else title
     paths = []
-    # Without a global model, clients feed no common state.
+    # Without a global model, there is no coverage to show.
     if family.graph.nodes:
         cover = coverage(family)
         paths.append(target / f"global.{form}")
@@ -67,9 +69,9 @@ def draw_family(
 
 
 def family_legend(family: Family) -> list[tuple[str, ...]]:
-    """Return a row per kind of client: name, number of clients, parameters, MACs, blocks.
+    """Return the rows of a table with number, parameters, MACs and blocks of each kind of client.
 
-    The first row has the titles, the last one the global model.
+    The first row has the titles of the columns; the last row is the global model.
     """
     kinds = [(k.name, str(k.count), k.graph) for k in family.clients]
     rows = [
@@ -80,7 +82,7 @@ def family_legend(family: Family) -> list[tuple[str, ...]]:
 
 
 def file_name(name: str) -> str:
-    """Convert the name of a client to a file name, distinct from that of the global picture.
+    """Return a file name (without extension) for the picture of a client.
 
     >>> file_name("weak"), file_name("a/b c")
     ('client-weak', 'client-a-b-c')

@@ -1,8 +1,8 @@
-"""Folds: runs of equal neighbouring blocks, which pictures and pages show once with their number.
+"""Folds: runs of equal neighbouring blocks, which pictures and pages show once, with a count.
 
-A block is read line by line, without the names of its operators and leaves. Blocks with equal lines
-fold if each takes from outside the values that its predecessor takes or makes, and if only the next
-block uses the values that it makes.
+Blocks are compared operator by operator, without the names of operators and parameters. Equal
+blocks form a fold if each reads the same outside values as its predecessor or the corresponding
+results of its predecessor, and if only the next block reads its results.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from dataclasses import dataclass, field
 from archgraph.graph.ir import ArchGraph, Leaf, Ref, Value, replace, show
 from archgraph.graph.values import refs
 
-# Numbers of blocks in one repetition: attention and feed-forward are two, a decoder's layer three.
+# Possible numbers of blocks per repetition: an encoder layer has two blocks, a decoder layer three.
 PERIODS = (1, 2, 3, 4)
-# Least number of blocks that fold although their widths differ (the layers of a dense block).
+# Minimum number of blocks of different widths that form a fold (the layers of a DenseNet block).
 GROWING = 3
-# Names of blocks longer than this are shown without the name of their section.
+# Longer names of blocks are shown without the name of their section.
 LONG = 20
-# Section and blocks: names with the names of their operators in topological order.
+# Sections: names, with blocks; a block is a name and its operators in topological order.
 NamedBlocks = Sequence[tuple[str, Sequence[str]]]
 Sections = Sequence[tuple[str, NamedBlocks]]
 
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """Equal neighbouring blocks; a repetition is one block or several different ones.
+    """A run of equal repetitions; each repetition is one block or several different blocks.
 
     Attributes:
         blocks: Names of the blocks of each repetition.
         nodes: Operators of each repetition; operators with the same index correspond.
-        growing: Whether widths differ from one repetition to the next.
+        growing: Whether the repetitions have different widths.
     """
 
     blocks: tuple[tuple[str, ...], ...]
@@ -41,12 +41,12 @@ class Fold:
 
     @property
     def times(self) -> int:
-        """Number of repetitions."""
+        """The number of repetitions."""
         return len(self.blocks)
 
     @property
     def name(self) -> str:
-        """First and last block, as one word if they differ only in a number.
+        """The names of the first and last block; merged if they differ only in a number.
 
         >>> Fold((("layer.0",), ("layer.1",), ("layer.2",)), ((), (), ())).name
         'layer.0–2'
@@ -62,7 +62,7 @@ def between(first: str, last: str) -> str:
     """
     if first == last:
         return first
-    a, b = (re.split(r"(\d+)", text) for text in (first, last))  # numbers at odd positions
+    a, b = (re.split(r"(\d+)", text) for text in (first, last))  # numbers have odd indices
     apart = [i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y]
     if len(a) == len(b) and len(apart) == 1 and apart[0] % 2:
         a[apart[0]] += f"–{b[apart[0]]}"
@@ -71,7 +71,7 @@ def between(first: str, last: str) -> str:
 
 
 def short(name: str, within: str) -> str:
-    """Return a block's name, without the name of its section if it is long.
+    """Return the name of a block; if it is long, without the name of its section.
 
     >>> short("layer1.0", "layer1"), short("encoder.layers.encoder_layer_0.mlp", "encoder.layers")
     ('layer1.0', 'encoder_layer_0.mlp')
@@ -85,14 +85,15 @@ def folds(
     feeds: Mapping[str, Sequence[str]],
     marks: Mapping[str, object] | None = None,
 ) -> tuple[Fold, ...]:
-    """Return runs of equal blocks within each section, in order.
+    """Find the runs of equal blocks in each section.
 
     Args:
         graph: The architecture.
-        sections: Sections in order: name and blocks, a block being a name and its operators
-            without inputs.
-        feeds: Operators that each operator takes values from.
-        marks: Values by leaf or block, such as coverage; blocks fold only if theirs are equal.
+        sections: Name and blocks of each section, in order. A block is a name and a list of
+            operators, without inputs of the graph.
+        feeds: Dict from each operator to the operators whose values it reads.
+        marks: Dict from parameter or block to a value, such as coverage. Blocks are equal only if
+            these values are equal.
 
     Example:
         >>> import torch
@@ -116,27 +117,27 @@ def folds(
 
 
 class _Reading:
-    """Compares the blocks of a graph."""
+    """Compares the blocks of a graph and finds folds."""
 
     def __init__(
         self, graph: ArchGraph, feeds: Mapping[str, Sequence[str]], marks: Mapping[str, object]
     ) -> None:
         self.graph, self.feeds, self.marks = graph, feeds, marks
-        # The caller is a user without a name: a block that returns a value to it does not fold.
+        # A block that computes an output of the graph does not belong to a fold.
         self.users: dict[str, list[str]] = {name: [""] for name in refs(graph.outputs)}
         for name, before in feeds.items():
             for used in before:
                 self.users.setdefault(used, []).append(name)
 
     def section(self, blocks: NamedBlocks) -> list[Fold]:
-        """Fold a section: at each block use the fold that covers most, equal widths first."""
+        """Find the folds of a section; at each block, prefer the longest fold of equal widths."""
         folded: list[Fold] = []
         start = 0
         while start < len(blocks):
             strict = [self.run(blocks[start:], period) for period in PERIODS]
-            # A single repetition is not a fold.
+            # A fold has at least two repetitions.
             best = max(strict, key=lambda fold: fold.times * len(fold.blocks[0]) * (fold.times > 1))
-            # Blocks that grow (DenseNet) fold only where no blocks of equal width do.
+            # Use a fold of different widths (DenseNet) only if there is no fold of equal widths.
             if best.times < 2:
                 best = self.run(blocks[start:], 1, growing=True)
             if best.times >= (GROWING if best.growing else 2):
@@ -147,7 +148,7 @@ class _Reading:
         return folded
 
     def run(self, blocks: NamedBlocks, period: int, growing: bool = False) -> Fold:
-        """Fold the first blocks and all that repeat them."""
+        """Return the fold of the first blocks and all following blocks that repeat them."""
         starts = range(0, len(blocks) - period + 1, period)
         units = [blocks[i : i + period] for i in starts] or [()]
         names = tuple(tuple(name for name, _ in unit) for unit in units)
@@ -155,8 +156,8 @@ class _Reading:
         many = 1
         lines, before = self.read(nodes[0], names[0], growing)
         relation: list[tuple[str, object]] | None = None
-        # A repetition has the lines of the first one and uses the same values of its predecessor
-        # as that uses of its own; the second repetition decides which values these are.
+        # Each repetition has the same lines as the first one, and reads the same outside values as
+        # the preceding repetition or the corresponding results of that repetition (`relation`).
         while many < len(units):
             here, outside = self.read(nodes[many], names[many], growing)
             current = _relation(outside, before, nodes[many - 1])
@@ -171,20 +172,20 @@ class _Reading:
         return Fold(names[:many], nodes[:many], growing)
 
     def private(self, nodes: Sequence[str], after: Sequence[str]) -> bool:
-        """Return whether only the next repetition uses the values that one makes."""
+        """Return whether only the next repetition reads the results of a repetition."""
         near = {*nodes, *after}
         return all(user in near for name in nodes for user in self.users.get(name, ()))
 
     def read(
         self, nodes: Sequence[str], blocks: Sequence[str], growing: bool
     ) -> tuple[list[object], list[str]]:
-        """Return the lines of a repetition, and the values from outside in the order of use."""
+        """Return a repetition as lines, and the outside values that it reads, in order of use."""
         order = _FirstUse({name: f"%{i}" for i, name in enumerate(nodes)})
         lines: list[object] = [tuple(self.marks.get(block) for block in blocks)]
         for name in nodes:
             node = self.graph.node[name]
             used = tuple(show(order(Ref(other))) for other in self.feeds.get(name, ()))
-            # Blocks that grow: compare ranks instead of sizes, which arguments contain, too.
+            # If widths may differ, compare ranks instead of shapes. Arguments also contain sizes.
             if growing:
                 refs = [len(self.graph.param[leaf].shape) for leaf in node.leaves()]
                 lines.append((node.op, used, refs, [len(kind.shape) for kind in node.types]))
@@ -194,7 +195,7 @@ class _Reading:
         if growing:
             weights = dict.fromkeys(k for n in nodes for k in self.graph.node[n].leaves())
             lines.append([self.marks.get(leaf) for leaf in weights])
-        for leaf in order.leaves:  # empty for blocks that grow
+        for leaf in order.leaves:  # empty if widths may differ
             param = self.graph.param[leaf]
             lines.append((param.type, param.role, param.trainable, self.marks.get(leaf)))
         return lines, list(order.outside)
@@ -202,12 +203,12 @@ class _Reading:
 
 @dataclass
 class _FirstUse:
-    """Replaces names by the order of their first use, so that equal blocks have equal lines.
+    """Replaces names by numbers in order of first use, so that equal blocks have equal lines.
 
     Attributes:
-        inside: Replacements of the operators of a block.
-        outside: Replacements of the operators that it takes values from.
-        leaves: Replacements of its parameters and buffers.
+        inside: Dict from each operator of the block to its number.
+        outside: Dict from each outside operator whose value the block reads to its number.
+        leaves: Dict from each parameter or buffer of the block to its number.
     """
 
     inside: Mapping[str, str]
@@ -228,15 +229,15 @@ class _FirstUse:
 def _relation(
     outside: Sequence[str], before: Sequence[str], nodes: Sequence[str]
 ) -> list[tuple[str, object]]:
-    """Relate the values that a repetition takes from outside to its predecessor.
+    """Relate the outside values that a repetition reads to the preceding repetition.
 
     Args:
-        outside: Operators outside that it takes values from.
-        before: Operators outside that its predecessor takes values from.
-        nodes: Operators of its predecessor.
+        outside: Outside operators whose values the repetition reads.
+        before: Outside operators whose values the preceding repetition reads.
+        nodes: Operators of the preceding repetition.
 
     Returns:
-        For each value ``same`` and the operator, or ``made before`` and the index in ``nodes``.
+        For each value, ``same`` and the operator, or ``made before`` and an index in ``nodes``.
     """
     position = {name: i for i, name in enumerate(nodes)}
     return [

@@ -1,4 +1,4 @@
-"""Labels of the boxes of a picture: operators in words, shapes with `×`."""
+"""Texts for the boxes and arrows of a picture, such as `conv2d 3×3 → 64`."""
 
 from __future__ import annotations
 
@@ -12,23 +12,22 @@ from archgraph.graph.ir import BATCH, ArchGraph, Node, Ref, Size, TensorType, wa
 from archgraph.ops.idioms import IdiomMatch, idioms
 from archgraph.ops.table import FAMILIES, growth, operator_family, row
 
-# Arguments that a label contains if they are not 1. All operator schemas use these names for the
-# same thing, so this needs no list of operators.
+# Arguments that a label contains if they are not 1. They have the same meaning in all operators.
 SHOWN = ("stride", "dilation", "groups")
-# Most words in a line of a label.
+# Maximum number of operator names in a line of a label.
 WORDS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class LabelLine:
-    """One line of a box's label; a strong line is an operator with a weight matrix or kernel."""
+    """One line of a box's label; it is bold for an operator with a weight matrix or kernel."""
 
     text: str
     strong: bool = False
 
 
 def dimensions(shape: Sequence[Size]) -> str:
-    """Write a shape with `×`, without its batch axis; sums and quotients are in parentheses.
+    """Return a shape as text with `×`, without its batch axis.
 
     >>> from archgraph.graph.polynomial import Polynomial
     >>> height = Polynomial.of("height")
@@ -42,7 +41,7 @@ def dimensions(shape: Sequence[Size]) -> str:
 
 
 def shape_label(kind: TensorType) -> str:
-    """Return the shape of a value, with its dtype if that is not a floating one.
+    """Return the shape of a value as text, followed by its dtype if it is not floating-point.
 
     >>> shape_label(TensorType((BATCH, 10), "float32"))
     '10'
@@ -54,7 +53,7 @@ def shape_label(kind: TensorType) -> str:
 
 
 def operator_words(op: str) -> str:
-    """Write an operator's name in words.
+    """Return the name of an operator in words.
 
     >>> (
     ...     operator_words("aten.max_pool2d"),
@@ -68,36 +67,36 @@ def operator_words(op: str) -> str:
 
 
 def _product(sizes: Sequence[object]) -> str:
-    """Write `(3, 3)` as `3×3`."""
+    """Return `(3, 3)` as `3×3`."""
     return "×".join(map(str, sizes))
 
 
 def kernel_of(graph: ArchGraph, node: Node) -> tuple[int, ...]:
-    """Return the shape of a node's matrix or kernel; empty if it has none."""
+    """Return the shape of an operator's weight matrix or kernel; empty if it has none."""
     if not row(node.op).weighted:
         return ()
     shapes = (graph.param[name].shape for name in node.leaves() if is_parameter(graph, name))
-    # The weight; a bias has fewer dimensions.
+    # The weight has more dimensions than the bias.
     return max(shapes, key=len, default=())
 
 
 def count_parameters(graph: ArchGraph, leaves: Collection[str]) -> int:
-    """Count the parameter elements in some leaves."""
+    """Return the number of elements of the parameters among some leaves."""
     return sum(math.prod(graph.param[name].shape) for name in leaves if is_parameter(graph, name))
 
 
 def is_parameter(graph: ArchGraph, name: str) -> bool:
-    """Return whether a leaf is a parameter (not a buffer or a constant)."""
+    """Return whether a name belongs to a parameter (not to a buffer or a constant)."""
     return graph.param[name].role == "parameter"
 
 
 def attends(graph: ArchGraph, node: Node) -> bool:
-    """Return whether a node is attention, or the product with the values in attention by parts."""
+    """Return whether an operator is attention, or the last product of decomposed attention."""
     return row(node.op).attends is not None or node.name in axes(graph).attention
 
 
 def node_family(graph: ArchGraph, node: Node) -> str:
-    """Return the family of a node or its idiom, from ``archgraph.ops.table.FAMILIES``, or ""."""
+    """Return the family of an operator, one of ``archgraph.ops.table.FAMILIES``; may be empty."""
     one = idioms(graph).get(node.name)
     if one is not None and one.idiom.family:
         return one.idiom.family
@@ -105,20 +104,20 @@ def node_family(graph: ArchGraph, node: Node) -> str:
 
 
 def main_family(graph: ArchGraph, names: Iterable[str]) -> str:
-    """Return the family of several nodes: the first in the order of the table, or ""."""
+    """Return the family of several operators: the one that comes first in ``FAMILIES``."""
     inside = {node_family(graph, graph.node[name]) for name in names}
     return next((name for name in FAMILIES if name in inside), "")
 
 
 def mask_of(node: Node) -> str:
-    """Return the value that masks a node's attention; empty if there is none."""
+    """Return the name of an attention operator's mask; empty if there is none."""
     known = row(node.op).attends
     value = node.arg(known[1]) if known is not None else None
     return value.name if isinstance(value, Ref) else ""
 
 
 def attention_label(graph: ArchGraph, node: Node) -> LabelLine:
-    """Label a node that attends with its number of heads and their width."""
+    """Return the label of an attention operator: the number of heads and their width."""
     one = idioms(graph).get(node.name)
     name = one.idiom.name if one else "attention"
     spelt = axes(graph).attention.get(node.name)
@@ -140,38 +139,38 @@ def _operator_name(graph: ArchGraph, node: Node, brief: bool) -> tuple[str, Coll
 
 
 def _tied(graph: ArchGraph, node: Node) -> bool:
-    """Return whether another kind of operator used a parameter before, as a head an embedding's."""
+    """Return whether an earlier operator of another kind uses the same parameter (weight tying)."""
     leaves = (leaf for leaf in node.leaves() if is_parameter(graph, leaf))
     return any(graph.node[graph.leaf_users[leaf][0]].op != node.op for leaf in leaves)
 
 
 def _argument(node: Node, name: str) -> str:
-    """Write an argument, equal sizes once; empty if it is 1."""
+    """Return an argument as text; empty if it is 1."""
     sizes = [size for size in walk(node.arg(name)) if size is not None]
     distinct = sizes[:1] if len(set(sizes)) == 1 else sizes
     return f", {name} {_product(distinct)}" if any(size != 1 for size in sizes) else ""
 
 
 def operator_label(graph: ArchGraph, node: Node, *, brief: bool = False) -> LabelLine:
-    """Label an operator: its name, kernel, result channels, and arguments that are not 1.
+    """Return the label of an operator: name, kernel size, output channels, other arguments.
 
     Args:
         graph: The architecture.
         node: The operator.
-        brief: Whether to write only name and kernel.
+        brief: Whether the label only contains name and kernel size.
     """
     if attends(graph, node):
         return attention_label(graph, node)
     kernel = kernel_of(graph, node)
     text, implied = _operator_name(graph, node, brief)
-    if len(kernel) > 2:  # out, in, and the kernel itself
+    if len(kernel) > 2:  # output channels, input channels, kernel size
         text += "" if "kernel" in implied else f" {_product(kernel[2:])}"
     elif (size := node.arg("kernel_size")) is not None:
         text += f" {_product(size if isinstance(size, tuple) else (size, size))}"
     if brief:
         return LabelLine(text, strong=bool(kernel))
     if kernel and len(node.shape) > 1:
-        # Convolutions have channels after the batch axis, linear layers at the end.
+        # Convolutions have channels after the batch axis, linear layers on the last axis.
         text += f" → {node.shape[1] if len(kernel) > 2 else node.shape[-1]}"
     if kernel and _tied(graph, node):
         text += ", tied"
@@ -180,7 +179,7 @@ def operator_label(graph: ArchGraph, node: Node, *, brief: bool = False) -> Labe
 
 
 def abbreviated(words: Sequence[str]) -> str:
-    """Write the first words of a list, repeated neighbours once."""
+    """Join the first words of a list; of equal neighbours, keep one."""
     shortened = [w for i, w in enumerate(words) if i == 0 or w != words[i - 1]]
     if len(shortened) > WORDS:
         shortened = [*shortened[: WORDS - 2], "…", shortened[-1]]
@@ -188,10 +187,10 @@ def abbreviated(words: Sequence[str]) -> str:
 
 
 def lines_of(graph: ArchGraph, names: Sequence[str]) -> tuple[LabelLine, ...]:
-    """Return the lines of a box: a line for each mixing operator, the others joined.
+    """Return the lines of a box: one line for each operator with weights, and a line for the rest.
 
-    An idiom of several operators has one name. Operators that only move values before or after an
-    idiom or attention are not named.
+    An idiom of several operators has one name. Reshapes and transposes before or after attention or
+    an idiom are omitted.
     """
     lines: list[LabelLine] = []
     known, inside = idioms(graph), {*names}
@@ -208,18 +207,18 @@ def lines_of(graph: ArchGraph, names: Sequence[str]) -> tuple[LabelLine, ...]:
 def _labelled(
     graph: ArchGraph, names: Sequence[str], complete: Mapping[str, IdiomMatch]
 ) -> list[str]:
-    """Return the operators of a box that have a label; for an idiom, the last operator."""
+    """Return the operators of a box that its label names; for an idiom, the last operator."""
     serving = any(attends(graph, graph.node[n]) for n in names)
     serving = serving or any(one.several for one in complete.values())
     moving = {n for n in names if serving and growth(graph.node[n].op).moves} - complete.keys()
     inner = {n for n, one in complete.items() if n != one.nodes[-1]}
     labelled = [n for n in names if n not in moving | inner and graph.node[n].op != "getitem"]
-    # A box of nothing else still needs a label.
+    # If only such operators are in the box, name them.
     return labelled or list(names)
 
 
 def _label(graph: ArchGraph, node: Node, one: IdiomMatch | None) -> LabelLine:
-    """Label an operator, or the idiom that ends in it: its name, and channels if it has kernels."""
+    """Return the label of an operator, or of the idiom whose last operator it is."""
     if one is None or not one.several or attends(graph, node):
         return operator_label(graph, node)
     weighted = any(kernel_of(graph, graph.node[name]) for name in one.nodes)

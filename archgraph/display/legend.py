@@ -1,4 +1,4 @@
-"""Heading of a picture: its title, a legend of marks and colours, and a table of clients."""
+"""The heading of a picture: title, legend of marks and colours, and a table of clients."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SIDES = (
     "thin border: no weights · a weight has two sides: at half width, a client has a quarter of a "
     "middle layer's weights and half of the stem's"
 )
-# Explained marks per line; fewer in a narrow picture.
+# Explanations per line of the legend; fewer in a narrow picture.
 MARKS = 2
 
 
@@ -30,24 +30,25 @@ def heading(
     legend: bool = True,
     letters: int | None = None,
 ) -> str:
-    """Write title, size and legend as Graphviz's HTML.
+    """Return the heading of a picture in Graphviz's HTML.
 
     Args:
-        picture: The picture; the legend explains only marks that occur in it.
-        title: First line; empty: none.
+        picture: Boxes and arrows. The legend only explains marks that they have.
+        title: First line. If empty, there is no such line.
         total: Number of parameters.
         cover: Coverage of the parts, if the picture shows it.
-        notes: Rows of a table, the first one its titles.
+        notes: Rows of a table; the first row has the column titles.
         legend: Whether to explain marks and colours.
-        letters: Most letters of 10 points in a line; a longer title has smaller letters.
+        letters: Maximum number of characters in a line, at 10 points. A longer title has a smaller
+            font.
 
     Returns:
-        A label for Graphviz; may be empty.
+        A label for Graphviz. It is empty if there is nothing to show.
     """
     size = 16 if letters is None else max(10, min(16, 10 * letters // max(1, len(title))))
     lines = [text(title, size=size, bold=True)] if title else []
-    most = 50 * MARKS if letters is None else letters + 11  # these letters are smaller
-    across = max(1, most // 36)  # marks per line
+    most = 50 * MARKS if letters is None else letters + 11  # the font of the legend is smaller
+    across = max(1, most // 36)  # explanations per line
     if legend:
         marks = [f"{count(total)} parameters (small: of a part)", *_marks(picture)]
         joined = (" · ".join(marks[i : i + across]) for i in range(0, len(marks), across))
@@ -63,7 +64,7 @@ def heading(
 
 
 def _colours(picture: Scene, cover: Cover | None, across: int, most: int) -> Iterator[str]:
-    """Yield the legend of colours: kinds of operators, or shares of weights."""
+    """Yield the lines that explain colours: families of operators, or fractions of weights."""
     if cover is None:
         families = [name for name in FAMILIES if any(box.family == name for box in picture.boxes)]
         yield from _families(families, 2 * across + 1)
@@ -90,15 +91,15 @@ def _quiet(words: str) -> str:
 
 
 def _families(names: Sequence[str], across: int) -> Iterator[str]:
-    """Yield lines of kinds of operators, each with its colour."""
-    # Letters instead of cells: Graphviz makes a table in a table as wide as the picture.
+    """Yield lines with families of operators and their colours."""
+    # Use text, not cells: Graphviz makes a table inside a table as wide as the picture.
     swatches = [f"{text('■', size=14, colour=colours.FAMILIES[n])} {_quiet(n)}" for n in names]
     for i in range(0, len(swatches), across):
         yield "   ".join(swatches[i : i + across])
 
 
 def _scale() -> str:
-    """Return the colours of shares of weights below their caption."""
+    """Return the colour scale for fractions of weights, with its caption."""
     cells = "".join(
         f'<TD BGCOLOR="{colours.blend(colours.SCALE, share / 100)}" WIDTH="22" HEIGHT="14">'
         f"{text(str(share), size=8)}</TD>"
@@ -109,7 +110,7 @@ def _scale() -> str:
 
 
 def _table(notes: Sequence[Sequence[str]]) -> str:
-    """Write a small table; numbers are right-aligned."""
+    """Return a small table with right-aligned numbers."""
     rows = (
         "".join(
             f'<TD ALIGN="{"RIGHT" if column else "LEFT"}">'

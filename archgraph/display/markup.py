@@ -1,4 +1,4 @@
-"""Graphviz's HTML: text, stacked lines, tables, and the widths of lines."""
+"""Text, lines and tables in the HTML of Graphviz labels."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from collections.abc import Iterable, Sequence
 from archgraph.display import colours
 
 FONT = "Helvetica,Arial,sans-serif"
-# Mean width of a letter of DejaVu Sans in the labels of networks, as a share of its size: 0.60,
-# bold 0.66.
+# Mean width of a character of DejaVu Sans in labels, relative to the font size: 0.60, bold 0.66.
 LETTER = 0.62
 
 
@@ -21,7 +20,7 @@ def text(words: str, *, size: int = 10, colour: str = colours.INK, bold: bool = 
     '<FONT POINT-SIZE="8" COLOR="#000000">a &lt; b</FONT>'
     """
     if not words:
-        return ""  # Graphviz refuses a font without a text
+        return ""  # Graphviz rejects a font without text
     inner = html.escape(words, quote=False)
     if bold:
         inner = f"<B>{inner}</B>"
@@ -29,13 +28,13 @@ def text(words: str, *, size: int = 10, colour: str = colours.INK, bold: bool = 
 
 
 def stacked_lines(lines: Sequence[str]) -> str:
-    """Write lines under one another, from the left."""
+    """Return lines below one another, left-aligned."""
     rows = "".join(f'<TR><TD ALIGN="LEFT">{line}</TD></TR>' for line in lines)
     return f'<TABLE BORDER="0" CELLSPACING="0" CELLPADDING="0">{rows}</TABLE>'
 
 
 def plain_table(rows: Iterable[str], *, spacing: int = 0, padding: int = 0) -> str:
-    """Write a table without borders; a row is the text of its cells."""
+    """Return a table without borders. A row is a list of the texts of its cells."""
     inner = "".join(f"<TR>{row}</TR>" for row in rows)
     gaps = f'CELLSPACING="{spacing}" CELLPADDING="{padding}"'
     return f'<TABLE BORDER="0" CELLBORDER="0" {gaps}>{inner}</TABLE>'
@@ -47,7 +46,7 @@ def width(lines: Sequence[str]) -> float:
     >>> width([text("encoder", size=10)]) < width([text("encoder.layers", size=10)])
     True
     """
-    # An estimate from the HTML that `text` writes: Graphviz has not run yet.
+    # Estimated from the HTML that `text` writes, since Graphviz has not run yet.
     widest = 0.0
     for line in lines:
         texts = re.findall(r'POINT-SIZE="(\d+)"[^>]*>(?:<B>)?([^<]*)', line)

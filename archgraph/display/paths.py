@@ -1,4 +1,4 @@
-"""Paths through a picture: the main one runs straight."""
+"""The main path through a picture, which is drawn as a straight line."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from archgraph.display.scene import Scene
 
 
 def depths(picture: Scene) -> tuple[dict[str, int], dict[str, list[str]]]:
-    """Return the length of the longest path to each box, and the boxes that feed it; no masks."""
+    """Return, for each box, the length of the longest path to it and the preceding boxes.
+
+    Arrows of masks are ignored.
+    """
     into: dict[str, list[str]] = {}
     for link in picture.links:
         if not link.mask:
@@ -19,9 +22,9 @@ def depths(picture: Scene) -> tuple[dict[str, int], dict[str, list[str]]]:
 
 
 def span(picture: Scene) -> int:
-    """Return the total length of all arrows, in ranks; the time of a layout grows with it."""
+    """Return the total length of all arrows, in ranks. Long arrows make the layout slow."""
     depth, _ = depths(picture)
-    # Masks count here: they have no influence on ranks, but Graphviz routes them, too.
+    # Arrows of masks do not influence ranks, but Graphviz also routes them.
     return sum(abs(depth[link.head] - depth[link.tail]) for link in picture.links)
 
 
@@ -35,9 +38,9 @@ def spine(picture: Scene) -> frozenset[str]:
     path = [name]
     while into.get(name):
         deepest = max(depth[tail] for tail in into[name])
-        if deepest >= depth[name]:  # fed by a later box: no path back to an input
+        if deepest >= depth[name]:  # a later box feeds this one, so no path leads back to an input
             break
-        # The one in the middle of several, such as query, key and value.
+        # Of several boxes, such as query, key and value, take the one in the middle.
         before = [tail for tail in into[name] if depth[tail] == deepest]
         name = before[len(before) // 2]
         path.append(name)

@@ -1,4 +1,4 @@
-"""Draw a graph: DOT text, rendered by the Graphviz library that the pygraphviz wheel carries."""
+"""Draw a graph as DOT text, SVG, PNG or PDF, with the Graphviz library of pygraphviz."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from archgraph.notebook import MOST
 
 FORMATS = ("dot", "svg", "png", "pdf")
 SECONDS = 300.0
-# From most to least.
+# From the most detailed to the least detailed.
 DETAILS: tuple[Detail, ...] = ("node", "block", "section")
 
 
@@ -48,32 +48,33 @@ def draw(
     width: str | None = None,
     font: str | None = None,
 ) -> str:
-    """Draw a graph and return the DOT text of the picture.
+    """Draw a graph as a static picture, and return its DOT text.
 
-    Sections and blocks are nested frames; equal neighbouring blocks are one frame with their
-    number (`×12`); arrows carry shapes without the batch axis; parts of training only are dashed.
-    With `cover`, as in Fig. 1 of FedFA, every block shows how many clients feed it and with which
-    share of its weights; its colour is that share.
+    Sections and blocks are nested frames. Equal neighbouring blocks are drawn once, with a count
+    (`×12`). Arrows show shapes without the batch axis. Parts that only training has are dashed.
+    With `cover`, each block shows how many clients train it and which fraction of its weights they
+    have; this fraction is also the colour of its boxes.
 
     Args:
         graph: The architecture.
-        path: File to write the picture to: `.svg`, `.png`, `.pdf` or `.dot`. Default: none.
+        path: File for the picture: `.svg`, `.png`, `.pdf` or `.dot`. By default, no file is
+            written.
         cover: Result of :func:`archgraph.display.cover.coverage`. Blocks with different coverage
-            do not fold.
-        detail: `node` shows every operator, `block` puts cheap operators into the box of the one
-            that feeds them, `section` shows a block as one box.
-        fold: Whether equal neighbouring blocks are shown once, with their number.
-        title: Heading; empty: none. Default: the graph's name.
+            are drawn separately.
+        detail: `node` draws a box for each operator. `block` draws operators without weights in the
+            box of the operator before them. `section` draws a box for each block.
+        fold: Whether equal neighbouring blocks are drawn once, with a count.
+        title: Heading. If empty, there is no heading. Default: the graph's name.
         legend: Whether to explain marks and colours below the heading.
-        notes: Rows of a table under the heading, the first one its titles.
-        width: Width in print, such as ``3.3in``, ``84mm`` or ``240pt``. The picture has as much
-            detail as fits this width and 9 inches of height with letters of 7 points or more:
-            `detail` or less, down to a box per section; each in one to three columns.
+        notes: Rows of a table below the heading; the first row has the column titles.
+        width: Width in print, such as ``3.3in``, ``84mm`` or ``240pt``. The picture then has the
+            most detail (at most `detail`, at least a box per section) that fits this width and a
+            height of 9 inches with a font size of at least 7 points, in one to three columns.
         font: An installed font, such as ``Times New Roman``.
 
     Raises:
-        RunError: If the file cannot be written or its suffix is not a format, or if no picture fits
-            the width.
+        RunError: If the file cannot be written, its suffix is not a picture format, or no picture
+            fits the width.
 
     Example:
         >>> from archgraph.graph.ir import ArchGraph, BATCH, Node, Ref, TensorType
@@ -84,7 +85,7 @@ def draw(
         >>> text.splitlines()[0]
         'digraph tiny {'
     """
-    form = "" if path is None else picture_form(path, FORMATS)  # fails before the layout
+    form = "" if path is None else picture_form(path, FORMATS)  # fail before the slow layout
     parts = structure(graph).sections
     sections = [(part.name, [(block.name, block.nodes) for block in part.blocks]) for part in parts]
     marks = None if cover is None else cover.parts
@@ -114,10 +115,10 @@ def draw(
 
 
 def picture_form(path: str | os.PathLike[str], formats: Sequence[str]) -> str:
-    """Return the format that a file's suffix names.
+    """Return the picture format for the suffix of a file.
 
     Raises:
-        RunError: If the suffix is not one of the formats.
+        RunError: If the suffix is not a picture format.
     """
     suffix = Path(path).suffix
     form = suffix.lower().lstrip(".")
@@ -132,19 +133,18 @@ def picture_form(path: str | os.PathLike[str], formats: Sequence[str]) -> str:
 
 
 def notebook(graph: ArchGraph) -> str | None:
-    """Draw a graph for a notebook, as SVG text; None if the graph is too large."""
+    """Return a picture of a graph for a notebook, as SVG; None if the graph is too large."""
     return render(draw(graph), "svg").decode() if len(graph.nodes) <= MOST else None
 
 
 def render(text: str, form: str = "svg") -> bytes:
-    """Draw a DOT text in a format that Graphviz knows (`svg`, `png`, `pdf`).
+    """Render DOT text with Graphviz in a format such as `svg`, `png` or `pdf`.
 
-    Graphviz runs in a process of its own: its C code writes to the terminal and cannot be
-    stopped from within. It measures and draws the default font as DejaVu Sans, so that a picture
-    has the same size on every machine.
+    Graphviz runs in a separate process, which can be stopped after a timeout. The default font is
+    always DejaVu Sans, so that a picture has the same size on every machine.
 
     Raises:
-        RunError: If Graphviz refuses the text or takes longer than five minutes.
+        RunError: If Graphviz rejects the text or takes longer than five minutes.
 
     Example:
         >>> render("digraph { a -> b }").startswith(b"<?xml")
@@ -171,7 +171,7 @@ def render(text: str, form: str = "svg") -> bytes:
     except subprocess.TimeoutExpired as error:
         raise RunError(
             f"the layout takes more than {SECONDS:g} s",
-            hint="draw less detail, or write .dot and lay it out elsewhere",
+            hint="draw less detail, or write a .dot file and run Graphviz yourself",
         ) from error
     # Graphviz omits a label that it cannot parse, prints a warning, and exits with 0.
     if done.returncode or not done.stdout or b"syntax error" in done.stderr:
@@ -181,14 +181,13 @@ def render(text: str, form: str = "svg") -> bytes:
 
 
 def _font_configuration(*, replaced: bool) -> str:
-    """Return a configuration of fontconfig with matplotlib's fonts and then the machine's.
+    """Return a fontconfig configuration with the fonts of matplotlib, then those of the machine.
 
-    Without it, widths differ between machines, and on a machine without fonts PNG and PDF files
-    have no letters.
+    Otherwise, widths would differ between machines, and PNG and PDF files from a machine without
+    fonts would not have any text.
 
     Args:
-        replaced: Whether DejaVu Sans replaces the default font. A font that the user chooses is
-            not replaced.
+        replaced: Whether DejaVu Sans replaces the default font of pictures.
     """
     matplotlib = importlib.util.find_spec("matplotlib")  # importing it takes a second
     assert matplotlib is not None and matplotlib.origin is not None  # a requirement of archgraph
@@ -210,15 +209,16 @@ def _font_configuration(*, replaced: bool) -> str:
 
 
 def _size(text: str) -> tuple[float, float]:
-    """Return width and height of a picture in points, with its margins."""
+    """Return width and height of a picture in points, including margins."""
     _, scale, wide, tall = render(text, "plain").split(b"\n", 1)[0].split()
     return 72 * float(scale) * float(wide) + 3, 72 * float(scale) * float(tall) + 3
 
 
 def _fed(graph: ArchGraph, picture: Scene, cover: Cover) -> dict[str, Reach]:
-    """Return the coverage of each box and block: the mean of its leaves, weighted by their sizes.
+    """Return the coverage of each box and block, over all its parameters.
 
-    A section has none: it would hide its weak block. A box without weights has that of its block.
+    A box without weights has the coverage of its block. Sections are omitted, since their mean
+    would hide a block that few clients train.
     """
 
     def mean(leaves: tuple[str, ...]) -> Reach | None:
@@ -233,5 +233,5 @@ def _fed(graph: ArchGraph, picture: Scene, cover: Cover) -> dict[str, Reach]:
 
 
 def _tooltip(graph: ArchGraph, box: Box) -> str:
-    """Return the operators of a box as the graph prints them."""
+    """Return the operators of a box as text, as in the printed graph."""
     return "\n".join(str(graph.node[name]) for name in box.nodes)

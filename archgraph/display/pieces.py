@@ -1,4 +1,4 @@
-"""Grouping of operators: those that share a box of a picture, and those that feed each other."""
+"""Grouping of operators into the boxes of a picture, and the arrows between operators."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ Detail = Literal["section", "block", "node"]
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """A graph's operators, put into boxes.
+    """The operators of a graph, grouped into boxes.
 
     Attributes:
-        boxes: Inputs and operators of each box, in topological order of the last one.
-        feeds: Operators that each visible operator takes values from.
-        owner: Number of the block of an operator.
-        host: Visible operator for each operator: itself, or the one that a counter belongs to.
+        boxes: Operators or input of each box, in topological order of the last operators.
+        feeds: Dict from each visible operator to the operators whose values it reads.
+        owner: Dict from an operator to the number of its block.
+        host: Dict from each operator to a visible operator: itself, or for a hidden operator (such
+            as a counter of training steps) the one whose box it shares.
         training: Operators that only training has.
-        masks: Operators that only compute masks of attention, each with its mask.
+        masks: Dict from operators that only compute an attention mask to this mask.
     """
 
     boxes: tuple[tuple[str, ...], ...]
@@ -42,14 +43,15 @@ class Pieces:
 
 
 def pieces(graph: ArchGraph, sections: Sections, detail: Detail) -> Pieces:
-    """Group the operators that share a box.
+    """Group the operators of a graph into boxes.
 
-    At `node` every operator has a box; a counter shares the box of another operator. At `block`
-    operators without a weight share the box of the one that feeds them, attention includes the
-    operators that split its heads, and an idiom of several operators is one box, like all operators
-    of a mask. At `section` a block is one box, and the inputs of a mask lead to the attention.
+    - With the detail `node`, each operator has its own box.
+    - With `block`, operators without weights share the box of the operator before them. Attention
+      and the operators that split its heads are one box. An idiom of several operators is one box,
+      and so is the computation of a mask.
+    - With `section`, each block is one box. Masks are omitted: their inputs lead to the attention.
     """
-    # Operators that evaluation does not need: early exits and auxiliary losses.
+    # Other operators are only used in training: early exits and auxiliary losses.
     in_eval = reach(graph, graph.outputs, training=False)
     visible, masks = _shown(graph, detail), masks_of(graph)
     beside = aside_of(graph, in_eval) | masks.keys()
@@ -68,7 +70,7 @@ def pieces(graph: ArchGraph, sections: Sections, detail: Detail) -> Pieces:
         boxes = grouping.folded(per_block=detail == "section")
     boxes += [[name] for name in visible if graph.node[name].op == "input"]
     order = {node.name: i for i, node in enumerate(graph.nodes)}
-    # Only the last operator of a box has users outside it, so the boxes that feed it come first.
+    # Only the last operator of a box has users in other boxes, so this order is topological.
     boxes.sort(key=lambda box: order[box[-1]])
     return Pieces(tuple(map(tuple, boxes)), feeds, owner, _hosts(graph, visible), training, masks)
 
@@ -76,7 +78,7 @@ def pieces(graph: ArchGraph, sections: Sections, detail: Detail) -> Pieces:
 def _past_masks(
     feeds: Mapping[str, Sequence[str]], masks: Mapping[str, str]
 ) -> dict[str, tuple[str, ...]]:
-    """Return the operators that feed each one, replacing masks by the inputs of the masks."""
+    """Return the operators that feed each operator, with each mask replaced by its inputs."""
     past: dict[str, tuple[str, ...]] = {}
     for name, before in feeds.items():
         sources = (past.get(used, ()) if used in masks else (used,) for used in before)
@@ -85,9 +87,9 @@ def _past_masks(
 
 
 def _shown(graph: ArchGraph, detail: Detail) -> list[str]:
-    """List inputs and the operators that outputs need.
+    """Return the inputs and the operators from which the outputs are computed.
 
-    Zeros, such as initial states, are visible only at `node`.
+    Operators that create zeros, such as initial states, are omitted unless the detail is `node`.
     """
     needed = reach(graph, graph.outputs, training=None)
     drawn = [n for n in graph.nodes if n.op == "input" or n.name in needed]
@@ -95,7 +97,7 @@ def _shown(graph: ArchGraph, detail: Detail) -> list[str]:
 
 
 def _hosts(graph: ArchGraph, visible: Sequence[str]) -> dict[str, str]:
-    """Map each operator to a visible one: itself, that of its first user, else the next one."""
+    """Map each operator to a visible one: itself, or its first user's, or the next one."""
     host = {name: name for name in visible}
     following = visible[-1] if visible else ""
     for node in reversed(graph.nodes):
@@ -106,7 +108,13 @@ def _hosts(graph: ArchGraph, visible: Sequence[str]) -> dict[str, str]:
 
 
 def reach(graph: ArchGraph, roots: Value, *, training: bool | None) -> set[str]:
-    """Return the nodes that a value needs; `training=None`: in both branches of every `Mode`."""
+    """Return the operators from which a value is computed.
+
+    Args:
+        graph: The graph.
+        roots: The value.
+        training: Whether to follow the branch of training or of evaluation. None for both.
+    """
 
     def used(value: Value) -> list[str]:
         return refs(value if training is None else in_mode(value, training))
@@ -115,7 +123,7 @@ def reach(graph: ArchGraph, roots: Value, *, training: bool | None) -> set[str]:
 
 
 def aside_of(graph: ArchGraph, in_eval: Collection[str]) -> set[str]:
-    """Return the nodes that no block contains: inputs, and heads that only training has."""
+    """Return the operators that no block contains: inputs, and heads that only training has."""
     aside: set[str] = set()
     for node in reversed(graph.nodes):
         if node.op == "input" or (
@@ -126,10 +134,10 @@ def aside_of(graph: ArchGraph, in_eval: Collection[str]) -> set[str]:
 
 
 def feeds_of(graph: ArchGraph, visible: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Return the visible operators that feed each operator, with as few arrows as possible.
+    """Return a dict from each visible operator to the operators whose values it reads.
 
-    If an equal operator has already gathered the first values of an operator's list (the
-    concatenations of a dense block), one arrow from there replaces those from the values.
+    If an earlier operator already concatenates the first values of an operator's list (as in a
+    dense block), one arrow from the earlier operator replaces the arrows from these values.
     """
     drawn = frozenset(visible)
     names = [name for name in visible if graph.node[name].op != "input"]
@@ -147,7 +155,7 @@ def feeds_of(graph: ArchGraph, visible: Sequence[str]) -> dict[str, tuple[str, .
         if len(lists) != 1:
             continue
         key, items = lists[0]
-        # Equal operators except for the list.
+        # Compare operators without their lists.
         kind = f"{node.op} {node.with_args(**{key: ()}).args}"
         # The longest common beginning leaves the fewest arrows.
         common = max((n for n in range(len(items)) if (kind, key, items[:n]) in first), default=0)
@@ -160,7 +168,7 @@ def feeds_of(graph: ArchGraph, visible: Sequence[str]) -> dict[str, tuple[str, .
 
 
 def masks_of(graph: ArchGraph) -> dict[str, str]:
-    """Return a dict from each parameter-free operator that only computes a mask to that mask."""
+    """Return a dict from operators without parameters that only compute a mask to this mask."""
     ends = set(graph.output_refs())
     masks: dict[str, str] = {}
     # Backwards: whether a node leads only to a mask depends on its users.
@@ -169,7 +177,7 @@ def masks_of(graph: ArchGraph) -> dict[str, str]:
         learned = any(is_parameter(graph, leaf) for leaf in node.leaves())
         if node.op == "input" or learned or node.name in ends or not users:
             continue
-        # Users that take it only as the mask of their attention.
+        # Operators that only use it as the mask of attention.
         masked = [
             mask_of(user) == node.name and list(user.uses()).count(node.name) == 1
             for user in map(graph.node.__getitem__, users)
@@ -181,7 +189,7 @@ def masks_of(graph: ArchGraph) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class _Boxes:
-    """Puts operators into boxes."""
+    """Groups operators into boxes."""
 
     graph: ArchGraph
     feeds: Mapping[str, tuple[str, ...]]
@@ -190,7 +198,11 @@ class _Boxes:
     masks: Mapping[str, str]
 
     def folded(self, per_block: bool) -> list[list[str]]:
-        """Return the boxes of several operators; `per_block`: of all operators of a block."""
+        """Return the boxes, as lists of operators.
+
+        Args:
+            per_block: Whether all operators of a block share one box.
+        """
         boxes: dict[int, list[str]] = {}
         settled, rest = self.settled(), list[str]()
         for name in self.feeds:
@@ -198,18 +210,18 @@ class _Boxes:
             (rest if part is None else boxes.setdefault(part, [])).append(name)
         result = list(boxes.values())
         for chain in self.chains(rest, settled):
-            # In an overview a head that only training has is one box.
+            # A head that only training has is also one box.
             aside = per_block and chain[0] in self.training
             alone = aside or settled.get(chain[0]) == chain[-1]
             result += [chain] if alone else self.split(chain)
         return result
 
     def settled(self) -> dict[str, str]:
-        """Return the operators whose box is settled, each with the last operator of that box.
+        """Return a dict from each operator of a special box to the last operator of this box.
 
-        1. Operators of a mask, of an idiom of several operators within one block, of attention.
-        2. Operators that only move values into these boxes; before attention, all operators without
-           a weight.
+        1. A mask, an idiom of several operators within one block, and attention are special boxes.
+        2. Operators that only move values into these boxes belong to them. Before attention, this
+           applies to all operators without weights.
         """
         graph = self.graph
         boxes = {
@@ -236,7 +248,7 @@ class _Boxes:
         return growth(node.op).moves or (attention and not weighted)
 
     def chains(self, names: Sequence[str], settled: Mapping[str, str]) -> list[list[str]]:
-        """Return maximal runs of operators with one producer and one user, within one block."""
+        """Return maximal chains, in which each operator is the only user of the one before it."""
         ends = set(self.graph.output_refs())
         users = Counter(itertools.chain(*self.feeds.values()))
         chains: dict[str, list[str]] = {}
@@ -259,15 +271,15 @@ class _Boxes:
         return list({id(chain): chain for chain in chains.values()}.values())
 
     def together(self, one: str, other: str) -> bool:
-        """Return whether both are in one block, and both in training only or neither."""
+        """Return whether two operators are in the same block and in the same modes."""
         same = self.owner.get(one) == self.owner.get(other)
         return same and (one in self.training) == (other in self.training)
 
     def split(self, chain: Sequence[str]) -> Iterator[list[str]]:
-        """Cut a chain so that every piece has at most one mixing operator or attention.
+        """Cut a chain so that each piece has at most one operator with weights, or one attention.
 
-        Operators follow the mixing operator that feeds them (conv, norm, relu). If the chain starts
-        with other operators, they precede the one that they feed (norm, relu, conv).
+        Other operators belong to the preceding operator with weights (conv, norm, relu). At the
+        start of a chain, they belong to the following one (norm, relu, conv).
         """
         nodes = [self.graph.node[name] for name in chain]
         attention = {n.name for n in nodes if attends(self.graph, n)}

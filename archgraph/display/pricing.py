@@ -1,4 +1,4 @@
-"""Savings from cutting axes or skipping blocks, computed without rewriting the graph."""
+"""Compute the savings from cutting axes or skipping blocks, without rewriting the graph."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Saving:
     """The parameters and MACs that a change saves.
 
     Attributes:
-        parameters: Number of parameters that are saved; tied ones count once.
-        macs: Multiply–accumulates of one example in evaluation.
-        parameters_share: ``parameters`` as a share of the full model's, 0 to 1.
-        macs_share: ``macs`` as a share of the full model's, 0 to 1.
+        parameters: Number of saved parameters; tied parameters count once.
+        macs: Number of saved multiply–accumulates for one example in evaluation.
+        parameters_share: Saved fraction of the full model's parameters, from 0 to 1.
+        macs_share: Saved fraction of the full model's MACs, from 0 to 1.
     """
 
     parameters: int
@@ -36,8 +36,8 @@ class Saving:
 class Pricing:
     """The cost of a graph, and the savings from narrower axes or from skipping a block.
 
-    Savings follow from the exact polynomials of the costs. Only the terms with the axis or of the
-    block are evaluated, so that the savings of all axes and blocks visit each term a few times.
+    Savings are computed exactly from the cost polynomials. For an axis or a block, only the terms
+    that depend on it are evaluated.
     """
 
     def __init__(self, graph: ArchGraph) -> None:
@@ -47,7 +47,7 @@ class Pricing:
         costs = self.cost.polynomial
         self._vanishing = costs.blocks
         self._terms = {m: _Terms(costs.parts[m], costs.axes) for m in ("parameters", "macs")}
-        # By identity, since hashing a layout walks its tree; the solution keeps layouts alive.
+        # Keys are ids, since hashing a layout is slow; `solved` keeps the layouts alive.
         self._names: dict[int, frozenset[str]] = {}
         self.leaves_of: dict[str, list[str]] = {a.name: [] for a in self.solved.all}
         leaf_names = {
@@ -61,7 +61,7 @@ class Pricing:
             node: frozenset[str]().union(*(self.names(d) for dims in results for d in dims))
             for node, results in self.solved.value.items()
         }
-        # The axes in the results and arguments of an operator; its cost depends on no other one.
+        # Axes in the results and arguments of each operator, on which alone its cost depends.
         self.met: dict[str, frozenset[str]] = {}
         for node in graph.nodes:
             names = value_names[node.name].union(*(value_names[used] for used in node.uses()))
@@ -76,7 +76,7 @@ class Pricing:
         return self._names[key]
 
     def numel(self, leaf: str) -> int:
-        """Return the number of elements of a leaf; 0 if it is not a parameter."""
+        """Return the number of elements of a parameter; 0 for a buffer or constant."""
         param = self.graph.param[leaf]
         return math.prod(param.shape) if param.role == "parameter" else 0
 
@@ -87,7 +87,7 @@ class Pricing:
         return self._saving(terms.cutting(sizes) for terms in self._terms.values())
 
     def skipping(self, block: Block) -> Saving:
-        """Return the savings from skipping a block, with all parts that only it needs."""
+        """Return the savings from skipping a block and everything that only this block uses."""
         return self._saving(
             terms.skipping(block.name, self._vanishing[block.name])
             for terms in self._terms.values()
@@ -104,10 +104,10 @@ class Pricing:
 
 
 class _Terms:
-    """The terms of one cost, indexed by their axes and by the blocks that they need.
+    """The terms of a cost polynomial, indexed by their axes and blocks.
 
     Args:
-        parts: The cost's polynomial.
+        parts: The polynomial.
         sizes: Sizes of the axes.
     """
 
@@ -130,12 +130,12 @@ class _Terms:
         return factor * math.prod(cut.get(name, self.sizes[name]) for name in monomial)
 
     def cutting(self, cut: Mapping[str, int]) -> int:
-        """Return the savings from other sizes of some axes."""
+        """Return the savings from new sizes of some axes."""
         touched = {term for name in cut for term in self.of_axis.get(name, ())}
         return sum(self._value(term, {}) - self._value(term, cut) for term in touched)
 
     def skipping(self, block: str, vanishing: Collection[str]) -> int:
-        """Return the savings from skipping a block, with the axes that vanish with it."""
+        """Return the savings from skipping a block and the axes that vanish with the block."""
         touched = {term for name in vanishing for term in self.of_axis.get(name, ())}
         return sum(self._value(term, {}) for term in touched.union(self.of_block.get(block, ())))
 

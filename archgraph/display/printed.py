@@ -1,4 +1,4 @@
-"""Pictures for print: at a width, with legible letters, at most as tall as a page."""
+"""Choose the detail of a picture that is legible at a given width on paper."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from archgraph.display.markup import LETTER
 from archgraph.errors import RunError
 
 _Level = TypeVar("_Level")
-# Points of a unit of length.
+# Number of points in each unit of length.
 UNITS = {"in": 72.0, "cm": 72 / 2.54, "mm": 7.2 / 2.54, "pt": 1.0}
-# In points: height of a page's text, smallest letters of a picture, smallest legible letters.
+# In points: maximum height, smallest font size of a picture, smallest legible font size.
 TALL, SMALLEST, READABLE = 9 * 72.0, 8.0, 7.0
 
 
-# Columns, and most letters in a line.
+# Number of columns, and maximum number of characters in a line.
 SHAPES = ((1, 99), (1, 20), (1, 14), (2, 99), (2, 20), (3, 20))
-# If a page has less than this share of a picture's area, no arrangement makes it fit.
+# If the page is smaller than this fraction of a picture's area, more columns are not tried.
 LARGE = 0.45
 
 
 def width_in_points(width: str) -> float:
-    """Return a width in points.
+    """Convert a width with a unit to points.
 
     Raises:
         RunError: If the width is not a number and a unit.
@@ -41,12 +41,12 @@ def width_in_points(width: str) -> float:
 
 
 def letters_across(width: str, columns: int = 1) -> int:
-    """Return the most letters in a line of a box, for a width of print divided into columns.
+    """Return how many characters fit in a line of a box, at a width divided into columns.
 
     >>> letters_across("3.3in"), letters_across("7in", 3)
     (32, 19)
     """
-    # Letters of 10 points before scaling, with room for frames and margins.
+    # Characters of 10 points before scaling, minus 11 for frames and margins.
     return max(12, int(width_in_points(width) * SMALLEST / READABLE / columns / (10 * LETTER)) - 11)
 
 
@@ -56,20 +56,21 @@ def fitting_page(
     drawn: Callable[[_Level, int, int], str],
     measured: Callable[[str], tuple[float, float]],
 ) -> str:
-    """Return the first of several pictures that fits a page at a width, scaled to it.
+    """Return the DOT text of the most detailed picture that is legible at a width.
 
-    1. A picture is scaled down to the width, and to the height of a page.
-    2. It fits if its smallest letters then have 7 points or more; it is never scaled up.
-    3. If a picture is much larger than a page, other numbers of columns are not tried.
+    1. Scale a picture down to the width and to the height of a page. Pictures are not enlarged.
+    2. The picture fits if its smallest font size is then at least 7 points.
+    3. If it is much too large, continue with the next level instead of other numbers of columns.
 
     Args:
         width: Width in print, such as ``3.3in``, ``84mm`` or ``240pt``.
         levels: Levels of detail, the most detailed first.
-        drawn: Returns the DOT text of a level, given the columns and the most letters in a line.
-        measured: Returns width and height of a DOT text in points.
+        drawn: Returns the DOT text for a level of detail, a number of columns, and a maximum number
+            of characters in a line.
+        measured: Returns width and height of a picture in points, from its DOT text.
 
     Raises:
-        RunError: If no picture fits; the hint is a width that is enough.
+        RunError: If no picture fits. The hint contains a width that is sufficient.
     """
     wide, best, least = width_in_points(width), 0.0, math.inf
     for level in levels:
@@ -88,9 +89,9 @@ def fitting_page(
                 break
     raise RunError(
         "the picture does not fit a page",
-        found=f"letters of {best:.1f} points at {width} at best",
+        found=f"a font size of {best:.1f} points at {width}",
         expected=f"{READABLE:g} or more",
         hint=f"{math.ceil(least / 7.2) / 10}in is wide enough"
         if math.isfinite(least)
-        else "draw a part of the model, or leave out the legend",
+        else "draw a part of the model, or omit the legend",
     )

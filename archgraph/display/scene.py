@@ -1,6 +1,6 @@
-"""Scenes: the boxes, links and clusters of a picture of a graph.
+"""The boxes, arrows and nested frames of a picture of a graph.
 
-A :class:`Scene` has neither DOT nor colours; :mod:`archgraph.display.dot` adds them.
+A :class:`Scene` does not depend on a file format; :mod:`archgraph.display.dot` converts it to DOT.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ BoxKind = Literal["operator", "input", "output"]
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """One box of the picture.
+    """A box of a picture: one or several operators, an input, or an output.
 
     Attributes:
-        name: Unique in the scene; the name of an operator box is that of its first node.
-        kind: Operator, input or output.
-        nodes: Names of its nodes in the graph, in topological order.
-        lines: Its label.
-        leaves: Names of the leaves that its nodes use.
-        parameters: Number of elements of its parameters; tied ones count at their first use.
-        size: The number in words; a range in a fold whose widths differ.
-        training: Whether only training has it.
-        folded: Nodes of the other repetitions of a fold.
+        name: Unique name. The name of a box of operators is the name of its first operator.
+        kind: ``operator``, ``input`` or ``output``.
+        nodes: Names of its operators in the graph, in topological order.
+        lines: Lines of its label.
+        leaves: Names of the parameters, buffers and constants that its operators use.
+        parameters: Number of its parameters; tied parameters count at their first use.
+        size: Number of its parameters as text. In a fold whose widths differ, a range.
+        training: Whether only training has the box.
+        folded: Corresponding operators of the other repetitions of a fold.
         family: One of :data:`archgraph.ops.table.FAMILIES`, or empty.
     """
 
@@ -66,9 +66,9 @@ class Link:
     Attributes:
         tail: Box that computes the value.
         head: Box that uses it.
-        label: Its shape, without the batch axis.
-        training: Whether only training has it.
-        mask: Whether it only masks attention.
+        label: Shape of the value, without the batch axis.
+        training: Whether only training has the arrow.
+        mask: Whether the value only masks attention.
     """
 
     tail: str
@@ -80,15 +80,15 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """A cluster: a section with blocks, a block with boxes, or a fold of blocks.
+    """A frame of a picture: a section, a block, or a fold of repeated blocks.
 
     Attributes:
-        name: Name of the section or block; for a fold, of its first and last block.
-        groups: Clusters inside.
-        boxes: Boxes inside.
-        leaves: Leaves of all its operators, those of all repetitions included.
-        note: Number of parameters; for a fold, of one repetition.
-        times: Number of repetitions.
+        name: Name of the section or block. For a fold, names of its first and last block.
+        groups: Frames inside the frame.
+        boxes: Names of the boxes inside the frame.
+        leaves: Parameters, buffers and constants of all its operators, in all repetitions.
+        note: Number of parameters as text; for a fold, of one repetition.
+        times: Number of repetitions; 1 if the frame is not a fold.
     """
 
     name: str
@@ -99,7 +99,7 @@ class Cluster:
     times: int = 1
 
     def walk(self) -> Iterator[Cluster]:
-        """Yield the cluster itself and all clusters inside."""
+        """Yield the frame itself and all frames inside it."""
         yield self
         for group in self.groups:
             yield from group.walk()
@@ -107,7 +107,7 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """A picture's contents: boxes in topological order, links, and clusters over the boxes."""
+    """The boxes of a picture in topological order, the arrows between them, and their frames."""
 
     name: str
     boxes: tuple[Box, ...]
@@ -116,11 +116,11 @@ class Scene:
 
     @property
     def box(self) -> Mapping[str, Box]:
-        """Dict from name to box."""
+        """A dict from name to box."""
         return {b.name: b for b in self.boxes}
 
     def clusters(self) -> Iterator[Cluster]:
-        """Yield all clusters, each before those inside it."""
+        """Yield all frames, each before the frames inside it."""
         for group in self.groups:
             yield from group.walk()
 
@@ -134,18 +134,19 @@ def scene(
     per_section: bool = False,
     marks: Mapping[str, object] | None = None,
 ) -> Scene:
-    """Return the boxes, links and clusters of a picture of a graph.
+    """Return the boxes, arrows and frames of a picture of a graph.
 
     Args:
         graph: The architecture.
-        sections: Sections in order: name and blocks, a block being a name and its node names.
-            Nodes without a block are outside all clusters, like inputs, masks and heads that only
-            training has.
-        detail: `node` shows every operator; `block` puts operators without a weight matrix or
-            kernel into the box of the operator that feeds them; `section` shows a block as one box.
-        fold: Whether equal neighbouring blocks are shown once, with their number.
-        per_section: Whether `section` shows a section as one box, or one per exit.
-        marks: Values by leaf or block; blocks fold only if theirs are equal.
+        sections: Name and blocks of each section, in order. A block is a name and a list of
+            operators. Operators without a block are outside all frames, and so are inputs, masks
+            and heads that only training has.
+        detail: As for :func:`archgraph.display.picture.draw`.
+        fold: Whether equal neighbouring blocks are shown once, with a count.
+        per_section: Whether the detail `section` shows a section as one box (with early exits, as
+            one box up to each exit).
+        marks: Dict from parameter or block to a value, such as coverage. Blocks are only folded if
+            these values are equal.
 
     Example:
         >>> from archgraph.graph.ir import ArchGraph, BATCH, Node, Ref, TensorType
@@ -166,7 +167,7 @@ def scene(
     making = _Making(graph, parts, folded)
     boxes = making.boxes(labels)
     groups = tuple(_groups(graph, inside, boxes, folded))
-    if detail == "section":  # a frame around one box would repeat its title
+    if detail == "section":  # a frame around a single box would repeat its title
         framed = [(group, [b for block in group.groups for b in block.boxes]) for group in groups]
         groups = tuple(
             Cluster(g.name, boxes=tuple(b), note=g.note) for g, b in framed if len(b) > 1
@@ -197,7 +198,7 @@ def blocks_of(sections: Sections, parts: Pieces) -> list[tuple[str, list[tuple[s
 def _overview(
     graph: ArchGraph, parts: Pieces, sections: Sections, folds: Sequence[Fold], per_section: bool
 ) -> tuple[Sections, Mapping[str, tuple[LabelLine, ...]]]:
-    """Return the sections with a part for each box, and the label of the box by operator."""
+    """Return sections whose blocks are the boxes to draw, and a dict from operator to box label."""
     contents = Contents(graph, parts.feeds)
     boxes: list[tuple[str, list[tuple[str, list[str]]]]] = []
     labels: dict[str, tuple[LabelLine, ...]] = {}
@@ -216,7 +217,7 @@ def _overview(
 
 
 def _runs(blocks: NamedBlocks, folds: Sequence[Fold]) -> Iterator[NamedBlocks]:
-    """Yield blocks one by one, or together if they are a fold."""
+    """Yield each block as a list of one block, and each fold as a list of all its blocks."""
     lengths = {one.blocks[0][0]: one.times * len(one.blocks[0]) for one in folds}
     while blocks:
         many = lengths.get(blocks[0][0], 1)
@@ -225,7 +226,7 @@ def _runs(blocks: NamedBlocks, folds: Sequence[Fold]) -> Iterator[NamedBlocks]:
 
 
 def _exits(graph: ArchGraph, blocks: NamedBlocks) -> Iterator[NamedBlocks]:
-    """Yield runs of blocks, each up to one that computes an output."""
+    """Yield lists of consecutive blocks; each list ends with a block that computes an output."""
     ends, start = set(refs(graph.outputs)), 0
     for stop, (_, nodes) in enumerate(blocks, 1):
         if stop == len(blocks) or not ends.isdisjoint(nodes):
@@ -237,9 +238,9 @@ class _Making:
     """Builds a scene.
 
     Attributes:
-        twin: For operators of later repetitions, the operator of the first one.
-        turn: Fold and number of the repetition of each operator in a fold.
-        copies: For operators of the first repetition, the operators of later ones.
+        twin: Dict from operators of later repetitions to those of the first repetition.
+        turn: Dict from operators of a fold to the numbers of the fold and of the repetition.
+        copies: Dict from operators of the first repetition to those of later repetitions.
     """
 
     def __init__(self, graph: ArchGraph, parts: Pieces, folds: Sequence[Fold]) -> None:
@@ -258,10 +259,10 @@ class _Making:
                         self.copies.setdefault(first, []).append(name)
 
     def boxes(self, labels: Mapping[str, tuple[LabelLine, ...]]) -> list[Box]:
-        """Return the boxes of inputs and operators; for a fold, those of its first repetition.
+        """Return the boxes of inputs and operators; of a fold, only the first repetition.
 
         Args:
-            labels: Labels of boxes of whole blocks, by operator.
+            labels: Dict from operator to label, for boxes that contain complete blocks.
         """
         guests: dict[str, list[str]] = {}
         for name, host in self.parts.host.items():
@@ -279,7 +280,7 @@ class _Making:
         nodes: Sequence[str],
         labels: Mapping[str, tuple[LabelLine, ...]],
     ) -> Box:
-        """Build the box of operators, and of the counters that belong to them."""
+        """Build the box of some operators, including hidden ones such as counters."""
         graph = self.graph
         leaves = tuple(dict.fromkeys(leaf for n in names for leaf in graph.node[n].leaves()))
         last = [self.copies.get(n, [n])[-1] for n in names]
@@ -292,16 +293,16 @@ class _Making:
             lines=(LabelLine(names[0], strong=True),) if entry else lines,
             leaves=leaves,
             parameters=cost(graph).of(names).parameters,
-            # Sizes of the first and the last repetition differ in a fold of blocks that grow.
+            # In a fold of different widths, show the sizes of the first and the last repetition.
             size="–".join(dict.fromkeys(_size(graph, one) for one in (names, last))),
             training=names[0] in self.parts.training,
             folded=tuple(copy for n in nodes for copy in self.copies.get(n, ())),
-            # Masks have no kind, though they may contain additions.
+            # Masks do not have a family, although they may contain additions.
             family="" if names[0] in self.parts.masks else main_family(graph, names),
         )
 
     def lines(self, names: Sequence[str], last: Sequence[str]) -> tuple[LabelLine, ...]:
-        """Label an operator box; numbers that differ in the last repetition become a range."""
+        """Return the label of a box. Numbers that differ in the last repetition become a range."""
         pairs = list(zip(lines_of(self.graph, names), lines_of(self.graph, last), strict=False))
         lines = tuple(replace(a, text=between(a.text, b.text)) for a, b in pairs)
         if names[0] not in self.parts.masks:
@@ -310,7 +311,7 @@ class _Making:
         return LabelLine("mask of attention", strong=True), LabelLine(words)
 
     def links(self, holder: Mapping[str, str]) -> Iterator[Link]:
-        """Yield the arrows between operators, except those between repetitions of a fold."""
+        """Yield the arrows between operators, except between repetitions of a fold."""
         arrows: dict[tuple[str, str], Link] = {}
         labels: dict[tuple[str, str], str] = {}  # in the last repetition
         for name, before in self.parts.feeds.items():
@@ -318,25 +319,25 @@ class _Making:
                 a, b = self.turn.get(used, (-1, 0)), self.turn.get(name, (-2, 0))
                 tail = holder[self.twin.get(used, used)]
                 head = holder[self.twin.get(name, name)]
-                # Not drawn: arrows within a box, or between repetitions of a fold.
+                # Skip arrows within a box, and arrows between repetitions of a fold.
                 if tail == head or (a[0] == b[0] and a[1] != b[1]):
                     continue
                 link = self.link(used, name, tail, head)
                 previous = arrows.get((tail, head))
                 if previous is not None and name in self.twin and a[0] == b[0]:
                     labels[tail, head] = link.label
-                # Of two arrows, keep the one that evaluation has, too.
+                # Of two arrows, keep the one that evaluation also has.
                 elif previous is None or (previous.training and not link.training):
                     arrows[tail, head] = link
         for ends, link in arrows.items():
             yield replace(link, label=between(link.label, labels.get(ends, link.label)))
 
     def link(self, used: str, name: str, tail: str, head: str) -> Link:
-        """Build the arrow of one value to one operator."""
+        """Build the arrow from a value to an operator that reads it."""
         node, source = self.graph.node[name], self.graph.node[used]
         steady = set(refs(tuple(in_mode(value, False) for _, value in node.args)))
         label = shape_label(source.types[0])
-        if len(source.types) > 1:  # getitem chooses one of several results
+        if len(source.types) > 1:  # getitem selects one of several results
             label = shape_label(node.types[0]) if node.op == "getitem" else ""
         known = mask_of(node)
         masking = bool(known) and used not in [other for other in node.uses() if other != known]
@@ -348,7 +349,7 @@ class _Making:
         holder = {name: box.name for box in boxes for name in (*box.nodes, *box.folded)}
         ends, links = [], []
         for label, source, aside in outputs_of(self.graph):
-            # Outputs may have names of operators, or the same name in training and evaluation.
+            # An output may be named like an operator, or like an output of the other mode.
             name = f"{label} ({'training' if aside else 'output'})"
             ends.append(Box(name, "output", (), (LabelLine(label, strong=True),), training=aside))
             kind = shape_label(self.graph.node[source].types[0])
@@ -357,7 +358,7 @@ class _Making:
 
 
 def outputs_of(graph: ArchGraph) -> Iterator[tuple[str, str, bool]]:
-    """Yield name, node, and whether only training has it, for every output."""
+    """Yield the name of each output, its operator, and whether only training has the output."""
     both = [dict(tensors_in(in_mode(graph.outputs, mode), ())) for mode in (False, True)]
     for keys, name in both[0].items():
         yield ".".join(map(str, keys)) or "output", name, False
@@ -369,7 +370,7 @@ def outputs_of(graph: ArchGraph) -> Iterator[tuple[str, str, bool]]:
 def _groups(
     graph: ArchGraph, sections: Sections, boxes: Sequence[Box], folds: Sequence[Fold]
 ) -> Iterator[Cluster]:
-    """Yield a cluster for each section with its blocks and folds inside."""
+    """Yield a frame for each section, with the frames of its blocks and folds."""
     holder = {name: box.name for box in boxes for name in box.nodes}
     first = {one.blocks[0][0]: one for one in folds}
     for section, blocks in sections:
@@ -388,13 +389,13 @@ def _groups(
 
 
 def _block(graph: ArchGraph, holder: Mapping[str, str], name: str, nodes: Sequence[str]) -> Cluster:
-    """Return the cluster of a block, with the boxes of its operators."""
+    """Return the frame of a block, with the boxes of its operators."""
     boxes = tuple(dict.fromkeys(holder[n] for n in nodes))
     return Cluster(name, (), boxes, _leaves(graph, nodes), _size(graph, nodes))
 
 
 def _folded(graph: ArchGraph, one: Fold, units: Sequence[Cluster]) -> Cluster:
-    """Return the cluster of a fold, with the first of its repetitions."""
+    """Return the frame of a fold, with the boxes of its first repetition."""
     leaves = _leaves(graph, [n for nodes in one.nodes for n in nodes])
     note = "–".join(dict.fromkeys(_size(graph, n) for n in (one.nodes[0], one.nodes[-1])))
     inner = units[0] if len(units) == 1 else Cluster("", tuple(units))
@@ -406,5 +407,5 @@ def _leaves(graph: ArchGraph, nodes: Sequence[str]) -> tuple[str, ...]:
 
 
 def _size(graph: ArchGraph, nodes: Sequence[str]) -> str:
-    """Write the number of parameters of operators; tied ones count at their first use."""
+    """Return the number of parameters of some operators as text."""
     return count(cost(graph).of(nodes).parameters)

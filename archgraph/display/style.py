@@ -1,10 +1,10 @@
-"""The style sheet of pages: light and dark, on a desk, on a phone, on paper."""
+"""The style sheet of HTML pages, for light and dark themes, small screens and print."""
 
 from __future__ import annotations
 
 from archgraph.display import colours
 
-# Shared by all pages: colours, and a shadow at the side where a table continues.
+# Shared by all pages: colours, and a shadow at the side to which a table can be scrolled.
 SHARED = f"""
 :root {{ color-scheme: light dark; {colours.variables(dark=False)} }}
 @media (prefers-color-scheme: dark) {{ :root {{ {colours.variables(dark=True)} }} }}

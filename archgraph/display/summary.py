@@ -1,4 +1,4 @@
-"""The sections and blocks of a graph as one table."""
+"""A table of the sections and blocks of a graph."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ from archgraph.tables import Table, count, plural
 
 
 def summary_table(graph: ArchGraph) -> Table:
-    """Tabulate sections and blocks with the shapes of their results, parameters and MACs.
+    """Return a table of sections and blocks: output shapes, parameters, MACs.
 
-    1. A block has a row at its first operator. Neighbouring operators outside blocks (stem, head)
-       share a row.
-    2. A section of several blocks has a row before its first block. A section of one block is a
-       single row.
+    1. A block has one row. Neighbouring operators outside blocks (stem, head) share a row.
+    2. A section of several blocks also has a row, before its first block. A section of one block
+       has a single row.
     3. The last row is the total.
 
     Example:
@@ -68,7 +67,7 @@ def summary_table(graph: ArchGraph) -> Table:
 
 
 def _note(graph: ArchGraph) -> str:
-    """Write the inputs, the units of the columns, and the number of idioms."""
+    """Return the note below the table: inputs, units of the columns, number of idioms."""
     at = f" of {sizes}" if (sizes := counted_at(graph)) else ""
     inputs = ", ".join(f"{n.name} {dimensions(n.shape)}" for n in graph.nodes if n.op == "input")
     note = f"inputs: {inputs}; shapes without the batch axis; MACs per example{at}"
@@ -77,27 +76,27 @@ def _note(graph: ArchGraph) -> str:
 
 
 def _stretch(nodes: Sequence[Node]) -> str:
-    """Name neighbouring operators outside blocks by the first and the last one."""
+    """Return the name of a row for operators outside blocks: the first and the last operator."""
     first, last = (node.scope or node.name for node in (nodes[0], nodes[-1]))
     return first if first == last else f"{first} … {last}"
 
 
 def _runs(graph: ArchGraph) -> list[tuple[Block | None, list[Node]]]:
-    """Return the operators of each block and of each stretch outside blocks, in order."""
+    """Return lists of operators in order: those of a block, or neighbours outside blocks."""
     owner = {name: block for block in structure(graph).blocks for name in block.nodes}
     runs: dict[str | int, tuple[Block | None, list[Node]]] = {}
     for node in graph.nodes:
         if node.op == "input":
             continue
         block = owner.get(node.name)
-        # The key of a stretch is the number of runs before it.
+        # The key of operators outside blocks is the number of lists before them.
         stretch = len(runs) - (len(runs) - 1 in runs)
         runs.setdefault(block.name if block else stretch, (block, []))[1].append(node)
     return list(runs.values())
 
 
 def _numbers(graph: ArchGraph, nodes: Sequence[Node]) -> tuple[str, str]:
-    """Write parameters and MACs of operators; tied parameters count at their first use."""
+    """Return parameters and MACs of some operators as texts."""
     spent = cost(graph).of(tuple(node.name for node in nodes))
     return count(spent.parameters), count(spent.macs)
 

@@ -1,26 +1,28 @@
-"""Run experiments on Flower: the server's loop as a ServerApp, a client as a ClientApp.
+"""Run experiments on Flower: the server is a ServerApp, and each client is a ClientApp.
 
-Input: an experiment. Output: its ``Run``, bit-identical to a local run on the same kind of machine.
+The input is an experiment. The output is its ``Run``, which is bit-identical to a local run on the
+same processor model.
 
-1. ``simulation``: the nodes are Ray processes, each of which prepares the experiment from its text;
-   the server is a thread of this process. ``deployment``: server and nodes read the experiment and
-   its models from the app that ``starter`` wrote; each machine's configuration sets its data and
-   device.
-2. ``server``: ``Nodes`` is the ``Elsewhere`` of :mod:`archgraph.engine.rounds`. A node is asked
-   once which client it is. All tasks of a round are sent together; their replies are read in turn.
-3. ``records``: the messages. Architectures are sent as YAML, weights as safetensors, and
-   ``programs`` as names of classes with plain fields.
-4. ``client``: a node does the engine's ``ClientWork``; ``keeping`` stores the client's private
-   state.
+1. ``simulation`` starts a simulation: the nodes are Ray processes, each of which prepares the
+   experiment, and the server is a thread of this process. ``deployment`` runs on several machines:
+   server and nodes read the experiment from a Flower app that ``starter`` wrote, and the
+   configuration of each machine sets its data and device.
+2. ``server`` sends the tasks of a round to the nodes and reads their replies. Before, it asks each
+   node once which client it is.
+3. ``records`` defines the messages. Architectures are sent as YAML, weights as safetensors, and the
+   clients' programs as names of classes with their fields (``programs``).
+4. ``client`` runs a task on a node like the local engine; ``keeping`` stores the private state of
+   the client in a file.
 
-- Only the clients' work runs on Flower. Loop, checks, tests and run folder are those of the engine:
-  Flower's strategies do not support updates of different shapes and cannot resume a run.
-- No received code is executed. A node only creates values of ``archgraph.federation``,
+- Only the clients' work runs on Flower. Round loop, checks, tests and run folder are those of the
+  local engine, because Flower's strategies do not support updates of different shapes and cannot
+  resume a run.
+- No received code is executed. A node only creates objects of classes in ``archgraph.federation``,
   ``archgraph.states`` and the module of its own strategy.
-- A client's private state is pending until the next task names the last update that the server
-  accepted. A round that is repeated or rejected therefore has no effect on this state.
+- The new private state of a client is pending until the next task confirms that the server accepted
+  the update. A round that is repeated or rejected therefore does not change the private state.
 
-Only these modules import ``flwr`` (extra ``flower``), and only when an experiment needs it.
+``flwr`` (extra ``flower``) is only imported when an experiment needs it.
 """
 
 from __future__ import annotations
@@ -35,8 +37,8 @@ if TYPE_CHECKING:
     from archgraph.engine.experiment import Experiment
     from archgraph.engine.local import Run
 
-# Disable the telemetry of Flower and Ray. Ray's processes have the lowest priority by default: on a
-# busy machine they would never be ready.
+# Disable the telemetry of Flower and Ray. Ray's processes have the lowest priority by default, and
+# would never be ready on a busy machine.
 ENVIRONMENT = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -46,7 +48,7 @@ ENVIRONMENT = {
 
 
 def simulate(experiment: Experiment, *, data: object = None, **options: Any) -> Run:
-    """Run an experiment in Flower's simulation. See :func:`.simulation.run_simulated`.
+    """Run an experiment in Flower's simulation (see :func:`.simulation.run_simulated`).
 
     Raises:
         RunError: If the extra ``flower`` is not installed, or Flower cannot run the experiment.

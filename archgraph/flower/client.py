@@ -1,9 +1,9 @@
 """A client on Flower, which runs the tasks that the server sends to its node.
 
-The private state of a client is stored by the server (simulation), or never leaves the context of
-its node (deployment). In a node, the private state of a round is pending until the next task names
-the last round whose update the server accepted. A round that is repeated or rejected therefore has
-no effect on this state.
+In a simulation, the server stores the private state of each client. In a deployment, the private
+state never leaves the context of the client's node. There, the private state after a round is
+pending until the next task contains the last round in which the server accepted an update. A round
+that is repeated or rejected therefore does not change the private state.
 """
 
 from __future__ import annotations
@@ -43,14 +43,15 @@ def client_app(
 ) -> ClientApp:
     """Return the ClientApp of an experiment.
 
-    The key ``partition-id`` in a node's configuration sets the client that the node runs.
+    The key ``partition-id`` in the configuration of a node sets which client the node runs.
 
     Args:
-        experiment: Returns the experiment with the client's data, from the context of its node.
-        file: Returns the path of the file for the client's private state, or None to store it only
-            in the context. Default: only in the context.
-        rows: Returns the facts about a client's rows that the node sends to the server, if only
-            this node has them. Default: no facts.
+        experiment: Function that returns the experiment with the client's data, from the context of
+            a node.
+        file: Function that returns the path of a file for the client's private state, or None. By
+            default, the private state is only stored in the context.
+        rows: Function that returns facts about the client's data (such as their number) for the
+            server, if only this node has the data. Default: no facts.
     """
     app = ClientApp()
 
@@ -73,12 +74,12 @@ def client_app(
             if path is not None:
                 restore(context, path)
             came = answer(setup, message.content, context)
-            # Before replying: a crash must not lose the state of an update that the server accepts.
+            # Before replying, since a crash must not lose the state of an accepted update.
             if path is not None:
                 store(context, path)
             return came
 
-        # The server records any failure, and the round continues.
+        # The server records failures, and the round continues.
         content = reply_record(client_of(context.node_config), attempted(answered))
         return Message(content, reply_to=message)
 
@@ -86,11 +87,11 @@ def client_app(
 
 
 def answer(setup: Experiment, content: RecordDict, context: Context) -> Returned:
-    """Do a task and return its outcome, which the server checks.
+    """Run a task and return its outcome, which the server checks.
 
     Raises:
-        RunError: If the task is from another version or for another client, or if the node has lost
-            the private state of earlier rounds.
+        RunError: If the task is from another version of archgraph or for another client, or if the
+            node has lost the private state of earlier rounds.
     """
     _agree(content, context)
     task, number, private, confirmed = read_task(content, _trusted(setup))
@@ -98,7 +99,7 @@ def answer(setup: Experiment, content: RecordDict, context: Context) -> Returned
     work = ClientWork(setup)
     try:
         outcome = work.outcome(Assignment(number, task, before))
-        if private is None:  # the node checks its private state, which the server never sees
+        if private is None:  # the server never sees the private state, so the node checks it
             work.check(task, outcome)
     except RejectedUpdate as error:
         return Returned(refused=reason(error))
@@ -113,7 +114,7 @@ def answer(setup: Experiment, content: RecordDict, context: Context) -> Returned
 
 
 def client_of(configuration: Mapping[str, Json]) -> int:
-    """Return the client of a node from its configuration; -1 if it is not set.
+    """Return the number of a node's client from the configuration; -1 if it is not set.
 
     >>> client_of({"partition-id": 3}), client_of({})
     (3, -1)
@@ -137,7 +138,7 @@ def _agree(content: RecordDict, context: Context) -> None:
 
 
 def _trusted(setup: Experiment) -> Trusted:
-    """Return the modules whose programs the node runs: those of its own strategy."""
+    """Return the modules whose programs the node may run: that of its own strategy."""
     return frozenset({type(setup.strategy).__module__})
 
 
@@ -145,11 +146,11 @@ def _confirmed(context: Context, confirmed: int) -> ClientState:
     """Return the client's private state after the last update that the server accepted.
 
     Raises:
-        RunError: If the node does not have it.
+        RunError: If the node does not have this state.
     """
     state = context.state
     pending = round_of(context, PENDING)
-    # Only now: the server may have refused the update, or crashed before it recorded the round.
+    # Earlier, the server could have rejected the update, or crashed before it recorded the round.
     if pending == confirmed and pending >= 0:
         state[KEPT], state[f"{KEPT}-round"] = state[PENDING], state[f"{PENDING}-round"]
     last = round_of(context, KEPT)

@@ -1,7 +1,8 @@
-"""Flower's deployment: a server and its nodes, each on its own machine.
+"""Flower's deployment: a server and nodes on several machines.
 
-All read the experiment from the app that Flower distributes (:mod:`.starter` writes it). The run
-configuration of the server and the configuration of each node set what differs between machines.
+Server and nodes read the experiment from the app that Flower distributes (:mod:`.starter` writes
+the app). Settings that differ between machines, such as the path of the data, are in the run
+configuration of the server and in the configuration of each node.
 """
 
 from __future__ import annotations
@@ -35,14 +36,18 @@ from archgraph.record.folder import identity, resumable
 def deployed_server(file: Path) -> ServerApp:
     """Return the ServerApp of a resolved experiment.
 
-    The run configuration has the keys ``out`` (run folder), ``resume`` (resume the run in that
-    folder), ``private`` (where the clients' private states are stored: ``node`` or ``server``),
-    ``join`` (seconds to wait for nodes at the start), ``data`` (path of the data), ``device``
-    (replaces that of the experiment) and ``python`` (consent to run the code that the experiment
-    names).
+    The run configuration has these keys:
+
+    - ``out``: the run folder.
+    - ``resume``: whether to resume the run in this folder.
+    - ``private``: where private states of clients are stored, ``node`` or ``server``.
+    - ``join``: seconds to wait for nodes at the start.
+    - ``data``: path of the data.
+    - ``device``: the device, instead of that in the experiment.
+    - ``python``: whether to run the Python code that the experiment names.
 
     Args:
-        file: The experiment, in the folder of the app's module.
+        file: The experiment file of the app.
     """
     app = ServerApp()
 
@@ -51,7 +56,7 @@ def deployed_server(file: Path) -> ServerApp:
         try:
             serve(grid, file, context.run_config)
         except ArchGraphError:
-            sys.tracebacklimit = 0  # Flower prints the error: its message is enough
+            sys.tracebacklimit = 0  # Flower prints the error, so omit the traceback
             raise
 
     return app
@@ -61,7 +66,7 @@ def serve(grid: Grid, file: Path, asked: Mapping[str, Json]) -> None:
     """Run the experiment of a file on the nodes of a grid.
 
     Raises:
-        ArchGraphError: As :func:`archgraph.engine.run`.
+        ArchGraphError: As for :func:`archgraph.engine.run`.
     """
     holder = asked.get("private", "node")
     if holder not in ("node", "server"):
@@ -80,12 +85,13 @@ def serve(grid: Grid, file: Path, asked: Mapping[str, Json]) -> None:
 def deployed_client(file: Path) -> ClientApp:
     """Return the ClientApp of a resolved experiment.
 
-    A node's configuration needs ``partition-id`` (the number of its client). Optional keys are
-    ``data``, ``device`` and ``python``, as for the server, and ``keep``: a folder for the client's
-    private state, which is otherwise lost when the node's process ends or a run is resumed.
+    The configuration of a node must contain ``partition-id``, the number of its client. The keys
+    ``data``, ``device`` and ``python`` are optional, as for the server. The optional key ``keep``
+    is a folder for the client's private state; without it, this state is lost when the process of
+    the node ends or the run is resumed.
 
     Args:
-        file: The experiment, in the folder of the app's module.
+        file: The experiment file of the app.
     """
     return client_app(
         lambda context: client_experiment(file, context.node_config),
@@ -95,10 +101,10 @@ def deployed_client(file: Path) -> ClientApp:
 
 
 def client_experiment(file: Path, configuration: Mapping[str, Json]) -> Experiment:
-    """Return the experiment of a node: with all training examples, or only those of its client.
+    """Return the experiment of a node, with all training examples or only those of its client.
 
     Raises:
-        ArchGraphError: As :func:`archgraph.engine.prepare`.
+        ArchGraphError: As for :func:`archgraph.engine.prepare`.
     """
     if not form_beside(file):
         return machine_experiment(file, configuration)
@@ -111,7 +117,7 @@ def client_experiment(file: Path, configuration: Mapping[str, Json]) -> Experime
 
 
 def rows_report(file: Path, configuration: Mapping[str, Json]) -> dict[str, Json]:
-    """Return the facts about a node's rows for the server; empty if every machine has all rows."""
+    """Return facts about a node's rows for the server; empty if each machine has all rows."""
     if not form_beside(file):
         return {}
     data = own_data(file, str(configuration.get("data", "")))
@@ -122,31 +128,31 @@ def rows_report(file: Path, configuration: Mapping[str, Json]) -> dict[str, Json
 
 
 def _kept(context: Context, experiment: Experiment) -> Path | None:
-    """Return the file for a client's private state, one per client and experiment.
+    """Return the path of the file for a client's private state in an experiment.
 
-    None if the node's configuration has no ``keep``.
+    The result is None if the configuration of the node does not contain ``keep``.
     """
     asked = context.node_config
     if not asked.get("keep"):
         return None
-    # By the identity of the run folder, so that a run with more rounds finds its nodes' states.
+    # Name it by the identity of the run, so that a run with more rounds finds the states.
     name = f"{identity(json_safe(experiment.facts))[:16]}-{client_of(asked)}.safetensors"
     return Path(str(asked["keep"])) / name
 
 
 def form_beside(file: Path) -> DataForm | None:
-    """Return the form of the rows if each node has only its own; None if every machine has all."""
+    """Return the description of the data if each node has only its own rows; else None."""
     form = file.with_name(FORM)
     return DataForm.load(form.read_text(encoding="utf-8")) if form.exists() else None
 
 
-# A process that serves many messages reads its rows once.
+# A process handles many messages, but reads its rows only once.
 @functools.lru_cache(maxsize=1)
 def own_data(file: Path, path: str) -> Dataset:
     """Read a node's own rows.
 
     Raises:
-        DataError: If the configuration does not set the path, or as in :meth:`DataForm.read`.
+        DataError: If the configuration does not set the path, or as for :meth:`DataForm.read`.
     """
     form, spec = form_beside(file), load_experiment(file)
     if form is None or not path:
@@ -162,13 +168,13 @@ def own_data(file: Path, path: str) -> Dataset:
 
 @functools.lru_cache(maxsize=1)
 def clients_in(file: Path) -> int:
-    """Return the number of an experiment's clients, including extra models."""
+    """Return the number of clients of an experiment; each extra model counts as a client."""
     spec = load_experiment(file)
     names = [member.name for member in family_of(spec).clients for _ in range(member.count)]
     return len(names) + sum(len((spec.also or {}).get(name, ())) for name in names)
 
 
-# A process that serves many messages prepares its experiment once.
+# A process handles many messages, but prepares the experiment only once.
 @functools.lru_cache(maxsize=1)
 def _prepared(
     file: Path,
@@ -198,16 +204,16 @@ def machine_experiment(
     rows: tuple[tuple[int, ClientRows], ...] | None = None,
     alone: Dataset | None = None,
 ) -> Experiment:
-    """Return an experiment with the `data`, `device` and `python` of a machine's configuration.
+    """Prepare an experiment with the keys `data`, `device` and `python` of a configuration.
 
     Args:
         file: The experiment.
-        asked: The configuration.
-        rows: Facts about the rows of each client whose node alone has them.
-        alone: The client's rows on this machine, if it is a node. Default: it is the server.
+        asked: The configuration of the machine.
+        rows: Pairs of a client and facts about its rows, if only its node has these rows.
+        alone: The rows of a node's client, if the node has only these rows.
 
     Raises:
-        ArchGraphError: As :func:`archgraph.engine.prepare`.
+        ArchGraphError: As for :func:`archgraph.engine.prepare`.
     """
     texts = [str(asked.get(name, "")) for name in ("data", "device")]
     return _prepared(file, *texts, rows, alone, python=bool(asked.get("python", False)))

@@ -1,6 +1,7 @@
-"""A client's private state in a file of its node, which outlives the processes of node and server.
+"""Storage of a client's private state in a file on its node.
 
-Flower gives a new run an empty context: without the file, a resumed run would not find the state.
+Flower creates an empty context for each new process or run. Without the file, a resumed run would
+not find the private state.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from archgraph.files import write
 from archgraph.flower.records import as_record, of_record
 from archgraph.states import wire
 
-# Records of a client's private state in its node's context: confirmed by the server, and pending.
+# Keys of the context for the private state that the server confirmed, and for the pending one.
 KEPT, PENDING = "archgraph-kept", "archgraph-pending"
 
 
 def restore(context: Context, file: Path) -> None:
-    """Read the records that the context lacks from the file."""
+    """Load the records in the file into a context that does not contain any."""
     if round_of(context, PENDING) >= 0 or round_of(context, KEPT) >= 0 or not file.is_file():
         return
     for record, stored in wire.decode(file.read_bytes()).items():
@@ -38,6 +39,6 @@ def store(context: Context, file: Path) -> None:
 
 
 def round_of(context: Context, record: str) -> int:
-    """Return the round of a record in the context, or -1 if there is none."""
+    """Return the round of a record in the context; -1 if the context does not contain it."""
     said = context.state.get(f"{record}-round")
     return int(said["round"]) if isinstance(said, ConfigRecord) else -1

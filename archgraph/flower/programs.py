@@ -1,8 +1,9 @@
-"""Programs as plain values, never as pickles: a node only creates programs that it trusts.
+"""Conversion of clients' programs to JSON values, and back.
 
-A program is a frozen dataclass of plain values, architectures and other such dataclasses. It is
-sent as the names of its classes with their fields. A node looks these up in
-``archgraph.federation`` and in the module of the strategy that it was started with.
+A program tells a client what to compute. It is a frozen dataclass whose fields are plain values,
+architectures or other frozen dataclasses. It is sent as names of classes with their fields, never
+as a pickle. A node only accepts classes in ``archgraph.federation``, ``archgraph.states`` and the
+module of the strategy with which the node was started.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from archgraph.plain import Json
 Trusted = frozenset[str]
 """Modules whose classes and functions a program may use, in addition to ``LIBRARY``."""
 
-# Packages of archgraph whose classes and functions programs may use.
+# Packages of archgraph whose classes and functions a program may use.
 LIBRARY = ("archgraph.federation.", "archgraph.states.")
 
 
 def as_plain(value: object) -> Json:
-    """Convert a program, or a part of one, to plain values.
+    """Convert a program, or a part of a program, to plain values.
 
     Raises:
         RunError: If a part is neither a plain value nor a frozen dataclass, a named tuple, an
@@ -66,7 +67,7 @@ def _value(kind: type, fields: Mapping[str, object]) -> Json:
     return {"class": path, "fields": {name: as_plain(item) for name, item in fields.items()}}
 
 
-# Values that JSON lacks: their type, a key, and the function that writes the value of this key.
+# Types that JSON lacks: the type, a key, and the function that converts a value for this key.
 _FORMS: list[tuple[type, str, Callable[[Any], Json]]] = [
     (ArchGraph, "graph", flat.dump),
     (torch.dtype, "dtype", lambda dtype: str(dtype).removeprefix("torch.")),
@@ -79,7 +80,7 @@ _FORMS: list[tuple[type, str, Callable[[Any], Json]]] = [
 
 
 def as_program(plain: Json, trusted: Trusted) -> Any:
-    """Create a program from the plain values of :func:`as_plain`; untrusted names are errors.
+    """Create a program from the result of :func:`as_plain`; reject classes that are not trusted.
 
     Raises:
         RunError: If a value is malformed, or names something outside the trusted modules.
@@ -121,7 +122,7 @@ def _named(name: str, trusted: Trusted, suits: Callable[[object], bool]) -> Any:
             hint="start the node with the experiment of the server",
         )
     value = getattr(importlib.import_module(module), inside, None)
-    # Names that a trusted module has imported from other modules are not trusted.
+    # Names that a trusted module imports from other modules are not trusted.
     if not suits(value) or getattr(value, "__module__", None) != module:
         raise RunError("not a program", where="the server's program", found=name)
     return value

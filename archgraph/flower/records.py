@@ -1,7 +1,7 @@
-"""Tasks and replies as Flower records: architectures as text, weights as safetensors.
+"""Conversion of tasks and replies to Flower records, and back.
 
-Messages are data from another machine: they are read into plain values and tensors, and nothing in
-them is executed.
+Messages come from another machine. They are read into plain values and tensors, and nothing in them
+is executed.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from archgraph.processes.process import Died
 from archgraph.record.client import ClientState
 from archgraph.states import wire
 
-# Version of the messages; server and nodes must agree.
+# Version of the message format, which must be equal on server and nodes.
 FORMAT = 4
-# A record contains one message (archgraph.states.wire) as one array: Flower sends arrays in chunks.
+# A record contains one message as an array, since Flower sends arrays in chunks.
 BODY = "message"
 
 
 def installed_here() -> dict[str, Json]:
-    """Return the installed versions, which server and nodes exchange."""
+    """Return the versions of the message format and of installed packages."""
     installed = {"archgraph": version(), "flwr": flwr.__version__}
     torches = {"torch": str(torch.__version__), "python": platform.python_version()}
     return {"format": FORMAT, **installed, **torches}
 
 
 def versions_apart(theirs: Mapping[str, Json]) -> str:
-    """Return why the versions of a node exclude it from a run; empty if they do not.
+    """Return why a node cannot take part because of its versions; empty if it can.
 
     Example:
         >>> versions_apart(installed_here())
@@ -69,7 +69,7 @@ def versions_apart(theirs: Mapping[str, Json]) -> str:
 
 
 def as_record(value: object) -> ArrayRecord:
-    """Write plain values and tensors as a record.
+    """Convert plain values and tensors to a record.
 
     Example:
         >>> import torch
@@ -81,22 +81,23 @@ def as_record(value: object) -> ArrayRecord:
 
 
 def of_record(record: ArrayRecord) -> Any:
-    """Read a record of :func:`as_record`.
+    """Convert a record of :func:`as_record` back.
 
     Raises:
-        RejectedUpdate: If it is not such a record.
+        RejectedUpdate: If the record is malformed.
     """
     return wire.decode(record[BODY].data)
 
 
 def task_record(task: Task, round: int, private: ClientState | None, confirmed: int) -> RecordDict:
-    """Build the record for a node.
+    """Build the record of a task for a node.
 
     Args:
-        task: The task of its client.
-        round: The round, counted from 1; 0 for the survey.
-        private: The client's private state, if the server stores it; None if the node does.
-        confirmed: The last round in which the server accepted an update of the client; -1 if none.
+        task: The task for the node's client.
+        round: Number of the round, from 1; 0 for the survey before the first round.
+        private: The private state of the client; None if the node stores it.
+        confirmed: Last round in which the server accepted an update of the client; -1 if there is
+            none.
     """
     body = {
         "round": round,
@@ -118,7 +119,7 @@ def task_record(task: Task, round: int, private: ClientState | None, confirmed: 
 
 
 def read_task(content: RecordDict, trusted: Trusted) -> tuple[Task, int, ClientState | None, int]:
-    """Read the arguments of :func:`task_record` back from its record.
+    """Return the arguments of :func:`task_record` from its record.
 
     Raises:
         RunError: If the record is from another version of archgraph, or names an untrusted program.
@@ -143,17 +144,17 @@ def read_task(content: RecordDict, trusted: Trusted) -> tuple[Task, int, ClientS
 
 
 def reply_record(client: int, came: Returned | Died) -> RecordDict:
-    """Build the record that a node returns for a client's work, or for its failure."""
+    """Build the record that a node returns: the result of its client, or an error."""
     if isinstance(came, Died):
-        came = Died(came.reason)  # the error itself, with its traceback, stays on the node
+        came = Died(came.reason)  # the traceback stays on the node
     return RecordDict({"result": ConfigRecord({"client": client}), "body": as_record(came)})
 
 
 def read_reply(content: RecordDict, client: int) -> Returned | Died:
-    """Read the record of :func:`reply_record`; its outcome is not checked.
+    """Read a record of :func:`reply_record`, without checking the client's outcome.
 
     Raises:
-        RejectedUpdate: If it is not a reply of this client.
+        RejectedUpdate: If the record is not a reply of this client.
     """
     try:
         said, came = content["result"]["client"], of_record(content["body"])
@@ -167,7 +168,7 @@ def read_reply(content: RecordDict, client: int) -> Returned | Died:
     return came
 
 
-# A run has few architectures, and sends each of them often.
+# A run sends few different architectures, each of them often.
 @functools.lru_cache(maxsize=64)
 def _text(graph: ArchGraph) -> str:
     return flat.dump(graph)

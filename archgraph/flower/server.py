@@ -1,7 +1,7 @@
-"""The server on Flower: sends tasks as messages and reads replies in the order of the clients.
+"""The server on Flower: sends tasks to nodes, and reads replies in the order of the clients.
 
-The round loop, its strategy, checks, tests and run folder are those of the local engine. Every node
-is asked once for the client that it runs, when it connects.
+Round loop, strategy, checks, tests and run folder are those of the local engine. When a node
+connects, it is asked once which client it runs.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from archgraph.processes.reasons import LONGEST, printable
 from archgraph.record.client import CONFIRMED, ClientState
 from archgraph.tables import plural
 
-# Interval of polling for a reply, in seconds: at first, and at most.
+# Shortest and longest interval of polling for a reply, in seconds.
 SOON, LATE = 0.005, 0.25
-# Seconds in which nodes must answer which client they are, and may join at the start.
+# Seconds in which nodes must answer which client they are, and in which they may join a run.
 ASKED, JOIN = 600.0, 120.0
-# Seconds of waiting before the first report; later reports follow whenever the time has doubled.
+# Seconds of waiting before the first report. The next report follows when the time has doubled.
 PATIENCE = 10.0
-# If a node's process is not ready in time, Flower drops it and starts the next one: forever, if the
-# machine is too slow. The server is not notified.
+# If a process of a node is not ready in time, Flower starts another one. On a machine that is too
+# slow, this repeats forever, without an error on the server.
 SLOW = (
     "Flower starts a process there for every message and allows it 30 s: on a busy machine it is "
     "never ready, and the node's log has `task-token authentication failed`"
@@ -47,17 +47,17 @@ SLOW = (
 
 
 class NodeError(ArchGraphError):
-    """A node failed, or did not answer."""
+    """A node failed or did not answer."""
 
 
 class Reminder:
-    """Schedules reports of a wait: after `PATIENCE` seconds, and whenever the time has doubled."""
+    """Schedules reports about a wait: after `PATIENCE` seconds, then whenever the time doubles."""
 
     def __init__(self) -> None:
         self.since, self._next = time.monotonic(), PATIENCE
 
     def due(self) -> float:
-        """Return the seconds of waiting if a report is due, else 0."""
+        """Return the seconds of waiting if a report is due; otherwise 0."""
         seconds = time.monotonic() - self.since
         if seconds < self._next:
             return 0.0
@@ -81,8 +81,9 @@ class Nodes:
         holder: Where the private states of clients are stored: ``node`` or ``server``.
         deadline: Seconds after which a client is skipped in a round; None if there is no deadline.
         join: Seconds that a run waits for its nodes at the start.
-        tell: Prints which clients the server waits for, and which nodes it cannot use.
-        rows: Facts about the rows of each client, sent by its node, if only the node has them.
+        tell: Prints reports about clients for which the server waits, and about nodes.
+        rows: Dict from client to facts about its rows that its node sent, if only the node has
+            these rows.
     """
 
     grid: Grid
@@ -93,8 +94,8 @@ class Nodes:
     tell: Callable[[str], None] = _aloud
     rows: dict[int, ClientRows] = field(default_factory=dict)
     _node: dict[int, int] = field(default_factory=dict)
-    # Nodes that were asked which client they are; nodes that have not answered yet, by message;
-    # refused nodes, with their client and the reason.
+    # Nodes that were asked which client they are, messages to nodes that have not answered yet, and
+    # rejected nodes with their client and the reason.
     _asked: set[int] = field(default_factory=set)
     _silent: dict[str, tuple[int, Reminder]] = field(default_factory=dict)
     _refused: dict[int, tuple[Json, str]] = field(default_factory=dict)
@@ -102,7 +103,7 @@ class Nodes:
 
     @classmethod
     def of(cls, grid: Grid, experiment: Experiment) -> Self:
-        """Return the nodes with the settings of an experiment."""
+        """Create the object with the settings of an experiment."""
         clients, deadline = len(experiment.world.clients), experiment.engine.deadline
         return cls(grid, clients, deadline=deadline)
 
@@ -111,13 +112,13 @@ class Nodes:
     ) -> Iterator[Working]:
         """Send all tasks, then wait for each reply in turn."""
         self.meet()
-        # All at once: nodes work in parallel while replies are read one by one.
+        # Send all tasks first, so that nodes work in parallel.
         sent = [(task, self._send(task, round, private), Reminder()) for task in tasks]
         for task, message, wait in sent:
             yield task, functools.partial(self._outcome, task, message, wait, round)
 
     def events(self) -> list[dict[str, Json]]:
-        """Return the events of nodes since the last call, for the record of a round."""
+        """Return the events of nodes since the last call, for the run folder."""
         new, self._events = self._events, []
         return new
 
@@ -129,7 +130,7 @@ class Nodes:
     def _send(
         self, task: Task, round: int, private: Mapping[int, ClientState]
     ) -> Message | NodeError:
-        """Send a task to its node; return the message, or the reason why none was sent."""
+        """Send a task to its node; return the message, or the reason why it could not be sent."""
         node = self._node.get(task.client)
         if node is None:
             reasons = [why for client, why in self._refused.values() if client == task.client]
@@ -147,7 +148,7 @@ class Nodes:
     def _outcome(
         self, task: Task, message: Message | NodeError, wait: Reminder, round: int
     ) -> Outcome:
-        """Return the outcome of a task; print a message if there is none.
+        """Return the outcome of a task; print a message if it fails.
 
         Raises:
             NodeError: If the node failed, or did not reply in time.
@@ -158,7 +159,7 @@ class Nodes:
         except (NodeError, RejectedUpdate) as error:
             text = printable(str(error))
             kind = "refused" if isinstance(error, RejectedUpdate) else "failed"
-            self.tell(f"round {round}: client {task.client} {kind}: {text}")  # its row records it
+            self.tell(f"round {round}: client {task.client} {kind}: {text}")
             raise
 
     def _received(
@@ -167,7 +168,7 @@ class Nodes:
         if isinstance(message, NodeError):
             raise message
         came = read_reply(self._reply(task.client, message, wait, round), task.client)
-        # These texts are from the node: they may be long, or not text at all.
+        # The node may have sent long texts, or values that are not texts.
         if isinstance(came, Died):
             raise NodeError(str(came.reason)[:LONGEST])
         if came.refused is not None:
@@ -180,7 +181,7 @@ class Nodes:
         return outcome
 
     def _reply(self, client: int, message: Message, wait: Reminder, round: int) -> RecordDict:
-        """Wait for the reply to a message and return its content; report long waits."""
+        """Wait for the reply to a message, report long waits, and return the content."""
         identity, pause, late = message.metadata.message_id, SOON, False
         node = message.metadata.dst_node_id
         while True:
@@ -199,7 +200,7 @@ class Nodes:
                 late = True
                 self.tell(self._waiting(round, client, node, seconds))
             time.sleep(pause)
-            # Poll fast clients quickly, and slow ones not too often.
+            # Increase the interval of polling.
             pause = min(pause * 1.5, LATE)
 
     def _waiting(self, round: int, client: int, node: int, seconds: float) -> str:
@@ -212,21 +213,21 @@ class Nodes:
     def meet(self, *, every: bool = False) -> None:
         """Ask new nodes which client they are; at the start, wait for all clients.
 
-        1. Ask each node once; it may answer at any time.
-        2. Wait at the start until every client has a node (unless all are needed, nodes that cannot
-           take part count, too), or until the time to join is over and every connected node has
-           answered, at most `ASKED` seconds.
-        3. Do not wait before later rounds: nodes that have not answered yet join a later round.
+        1. Ask each node once. It may answer at any time.
+        2. At the start, wait until each client has a node. If not all clients are required, clients
+           whose nodes were rejected are not awaited. Stop when the time to join is over and each
+           connected node has answered, or after `ASKED` seconds.
+        3. Do not wait before later rounds. Nodes that have not answered yet join a later round.
 
         Args:
-            every: Whether all clients are needed.
+            every: Whether all clients are required.
 
         Raises:
-            RunError: If no node is a client, or if all clients are needed and one is missing.
+            RunError: If no node is a client, or if all clients are required and one is missing.
         """
         first, wait = not self._asked, Reminder()
         if not first:
-            self._asked -= self._refused.keys()  # refused nodes may be ready now
+            self._asked -= self._refused.keys()  # rejected nodes may be ready now
         while True:
             self._ask(sorted(set(self.grid.get_node_ids()) - self._asked))  # 1
             self._hear()
@@ -236,7 +237,7 @@ class Nodes:
                 break
             if wait.due():
                 self.tell(self._awaited(missing, seconds))
-                # A node that crashed without an answer may answer the next time.
+                # A node that crashed before its answer may answer the next time.
                 self._asked -= {node for node, (who, _) in self._refused.items() if who is None}
             time.sleep(LATE)
         absent = self._missing()
@@ -247,12 +248,12 @@ class Nodes:
             self._note("missing", f"{text}; they join when they connect", clients=absent)
 
     def _missing(self, every: bool = True) -> list[int]:
-        """Return the clients without a node; unless all are needed, those that may still join."""
+        """Return the clients without a node; if not all are required, without rejected clients."""
         lost = set() if every else {client for client, _ in self._refused.values()}
         return [i for i in range(self.clients) if i not in self._node and i not in lost]
 
     def _awaited(self, missing: list[int], seconds: float) -> str:
-        """Describe which clients the start waits for, and for how long."""
+        """Return a text: for which clients the server waits at the start, and how long."""
         left = f"{self.join - seconds:.0f} s left (join={self.join:g})"
         if seconds > self.join:
             left = f"connected nodes have {ASKED - seconds:.0f} s to answer"
@@ -260,7 +261,7 @@ class Nodes:
         return f"waiting for {count}: {listed(missing)}; {left}"
 
     def _unmet(self, absent: list[int]) -> RunError:
-        """Return the error for a run without some clients, with the reasons of their nodes."""
+        """Return an error about missing clients, with the reasons why nodes were rejected."""
         reasons = [f"node {node}: {why}" for node, (_, why) in self._refused.items()]
         reasons += [f"node {node}: no answer; {SLOW}" for node, _ in self._silent.values()]
         missing_ids = listed(absent) if self._node else f"0...{self.clients - 1}"
@@ -282,7 +283,7 @@ class Nodes:
                 self._silent[message.metadata.message_id] = node, Reminder()
 
     def _hear(self) -> None:
-        """Read the answers of nodes."""
+        """Read the answers of nodes that were asked which client they are."""
         if not self._silent:
             return
         for reply in self.grid.pull_messages(list(self._silent)):
@@ -297,10 +298,11 @@ class Nodes:
                 self._asked.discard(node)
 
     def _introduce(self, node: int, reply: Message) -> None:
-        """Register a node as its client, in place of an earlier node, or refuse it.
+        """Register the node of a client, which replaces an earlier node, or reject the node.
 
-        1. It must have this version, be a client of this run, and have its data and code.
-        2. Mention another version of PyTorch, which may round differently.
+        1. The node must have this version, the data and code of the run, and the number of one of
+           its clients.
+        2. Report another version of PyTorch, which may round differently.
         """
         if reply.has_error():
             self._refuse(node, None, reply.error.reason)
@@ -323,7 +325,7 @@ class Nodes:
         text, facts = f"client {client} is on node {node}", {"client": client, "node": str(node)}
         if rows is not None:
             text += f", with {plural(rows.examples, 'example')}{rows.by_label}"
-        if before is not None:  # a restarted node takes its client over
+        if before is not None:  # a restarted node replaces the earlier node
             text += f", no longer on node {before}"
             if before in set(self.grid.get_node_ids()):
                 text += "; both are connected: start each with its own partition-id"
@@ -341,7 +343,7 @@ class Nodes:
 
 
 def _unknown(who: Mapping[str, Json], clients: int) -> str:
-    """Return the error in the number of a node's client; empty if it is valid."""
+    """Return an error text for an invalid number of a node's client; empty if it is valid."""
     client = who.get("client")
     if isinstance(client, int) and client in range(clients):
         return ""

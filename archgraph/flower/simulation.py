@@ -1,6 +1,6 @@
-"""Flower's simulation: clients in Ray processes, on this machine or on a cluster.
+"""Flower's simulation: clients run in Ray processes, on this machine or on a cluster.
 
-Every process prepares the experiment once from its text; the server is a thread of this process.
+Each process prepares the experiment once from its text. The server is a thread of this process.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def run_simulated(experiment: Experiment, *, python: bool = False, **options: An
         options: As for :func:`archgraph.engine.execute`.
 
     Raises:
-        ArchGraphError: As :func:`archgraph.engine.run`.
+        ArchGraphError: As for :func:`archgraph.engine.run`.
     """
     runs: list[Run] = []
     ended = threading.Event()
@@ -47,7 +47,7 @@ def run_simulated(experiment: Experiment, *, python: bool = False, **options: An
     @server.main()
     def main(grid: Grid, context: Context) -> None:
         nodes = _Stoppable.of(grid, experiment)
-        nodes.ended, nodes.join = ended, ASKED  # all nodes join, however slow the machine is
+        nodes.ended, nodes.join = ended, ASKED  # wait for all nodes, however slow the machine is
         if not options.get("progress", True):
             nodes.tell = lambda text: None
         runs.append(execute(experiment, elsewhere=nodes, **options))
@@ -77,9 +77,9 @@ def run_simulated(experiment: Experiment, *, python: bool = False, **options: An
 
 
 def _resources(engine: EngineSpec) -> dict[str, dict[str, Json]]:
-    """Request a CPU for each client and, on devices, its share of a device.
+    """Request a CPU for each client and, if the run uses GPUs, a fraction of a GPU.
 
-    Ray uses all CPUs, or ``workers`` of them. A client's process only sees its own device.
+    Ray uses all CPUs, or as many as ``workers``. A client's process only sees its own GPU.
     """
     on_device = engine.kind_of_device != "cpu"
     devices, workers = len(engine.devices), engine.workers
@@ -93,12 +93,12 @@ def _resources(engine: EngineSpec) -> dict[str, dict[str, Json]]:
 
 
 class _Stoppable(Nodes):
-    """Nodes whose server is a thread that must end if the main thread is interrupted."""
+    """Nodes of a server in a thread, which must end if the main thread is interrupted."""
 
     ended: threading.Event
 
     def _note(self, event: str, text: str, **facts: Json) -> None:
-        if event != "joined":  # there may be thousands of nodes on this machine
+        if event != "joined":  # this machine may have thousands of nodes
             super()._note(event, text, **facts)
 
     def __call__(
@@ -113,6 +113,6 @@ class _Stoppable(Nodes):
 @functools.lru_cache(maxsize=2)
 def _prepared(text: str, python: bool) -> Experiment:
     spec = load_experiment(YAML(typ="safe", pure=True).load(text))
-    # Ray shows a process only its own device, whatever its number on the machine.
+    # A Ray process only sees its own GPU, whose number is always 0.
     engine = spec.engine.model_copy(update={"device": spec.engine.kind_of_device})
     return prepare(spec.model_copy(update={"engine": engine}), python=python)

@@ -1,4 +1,4 @@
-"""Creation of a Flower app, which ``flwr run`` sends to a SuperLink and its SuperNodes."""
+"""Creation of a Flower app that runs an experiment; ``flwr run`` sends it to all machines."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from archgraph.language.data import NamedData
 from archgraph.language.yaml import is_onnx, read_document
 from archgraph.plain import Json
 
-# Longest name of an app, which is a letter followed by letters, digits and hyphens.
+# Maximum length of an app's name, which is a letter followed by letters, digits and hyphens.
 LONGEST_NAME = 32
 
 # Templates of the app's files, with placeholders in braces.
 TEMPLATES = Path(__file__).parent / "app"
 
-# The part of a node's configuration about its data, if it has only its own rows, or all rows.
+# Keys about data in the configuration of a node with only its own rows, and with all rows.
 ROWS = {"own": ' data="/path/of/its/rows"', "all": ""}
 
-# File in the folder of the experiment, in an app whose nodes only have their own rows.
+# Description of the data in an app whose nodes only have their own rows.
 FORM = "form.json"
 
 
@@ -47,14 +47,14 @@ def write_app(
     Args:
         experiment: An experiment file, or a parsed experiment.
         folder: Folder for the app, which must be new or empty.
-        data_root: Folder of the data on this machine; other machines set their own.
-        own_rows: If True, each node only has the rows of its client, which other machines never
-            see, and the app contains the form of the data. By default, every machine has all rows.
-        python: Consent to run the Python code that the experiment names.
+        data_root: Folder of the data on this machine. Other machines set it in their configuration.
+        own_rows: If True, each node only has the rows of its own client, and the app contains a
+            description of the data (such as their shapes). By default, each machine has all rows.
+        python: Whether to run the Python code that the experiment names.
 
     Returns:
-        The files: project, server, client, resolved experiment, README with the commands, and the
-        form of the rows.
+        Paths of the files: project, server, client, resolved experiment, README with the commands,
+        and the description of the data if ``own_rows`` is true.
 
     Raises:
         ArchGraphError: If the experiment cannot run, or the folder is not empty.
@@ -62,7 +62,7 @@ def write_app(
     target = Path(folder)
     _check_empty(target)
     spec = experiment if isinstance(experiment, ExperimentSpec) else load_experiment(experiment)
-    if own_rows:  # the nodes' rows are the partition
+    if own_rows:  # the rows of the nodes are the partition
         spec = spec.model_copy(update={"data": spec.data.model_copy(update={"partition": None})})
     setup = prepare(spec, data_root=data_root, rows={} if own_rows else None, python=python)
     for where, value in (("engine.memory", setup.engine.memory), ("weights", spec.weights)):
@@ -102,7 +102,7 @@ def write_app(
 
 
 def _check_empty(target: Path) -> None:
-    """Raise if a folder is not empty, or is a file."""
+    """Raise an error if a folder is not empty, or is a file."""
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise RunError("is not empty", where=str(target), hint="name a folder that does not exist")
 
@@ -114,7 +114,7 @@ def _filled(template: str, **values: object) -> str:
 
 
 def _anywhere(spec: ExperimentSpec) -> ExperimentSpec:
-    """Embed an experiment's models, and drop the folder of its data on this machine."""
+    """Embed the models in an experiment, and remove the path of the data on this machine."""
     family, data = family_of(spec), spec.data
     # Other machines do not have the files and folders of this one.
     members = [m.model_copy(update={"model": _in_place(m.model)}) for m in family.clients]

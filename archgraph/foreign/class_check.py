@@ -1,4 +1,4 @@
-"""Check whether the class of a model can construct a rewritten network."""
+"""Check whether the class of an original model can construct a rewritten network."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from archgraph.states.rewritten import Rewritten
 def class_check(like: object) -> Callable[[Rewritten], Arguments]:
     """Return a function that finds the arguments with which a class constructs a network.
 
-    The function raises a RewriteError if the class cannot construct the network.
+    The returned function raises a RewriteError if the class cannot construct the network.
 
     Args:
-        like: The traced model of transformers, or its folder. Or a partial call that constructs
-            it, such as ``functools.partial(timm.create_model, name, …)``.
+        like: The transformers model that was traced, its folder, or a partial call that constructs
+            the model, such as ``functools.partial(timm.create_model, name, …)``.
 
     Raises:
-        GraphError: If it is none of these.
+        GraphError: If ``like`` is none of these.
     """
     with torch.random.fork_rng(devices=[]):  # keep the caller's random state
         if isinstance(like, functools.partial):

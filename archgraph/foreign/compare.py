@@ -1,4 +1,4 @@
-"""Check with random weights whether a module computes the same as a graph."""
+"""Check whether a module and a graph compute the same, with random weights."""
 
 from __future__ import annotations
 
@@ -13,20 +13,19 @@ from archgraph.module.build import build, state_dict
 from archgraph.ops.schema import torch_dtype
 from archgraph.rewrites.laws import random_inputs, random_state
 
-# Relative to the largest value: far above float32 rounding, far below differences of functions.
+# Relative to the largest value. Rounding errors in float32 are much smaller.
 TOLERANCE = 1e-5
 
 
 class FunctionComparison:
-    """A graph with random weights, and its results in eval mode.
+    """Compares modules with a graph by their results in eval mode, with the same random weights.
 
-    The weights have natural scale (:func:`archgraph.rewrites.laws.random_state`). With freshly
-    initialised weights, attention is nearly uniform, and a wrong number of heads would not be
-    noticed.
+    The weights are those of :func:`archgraph.rewrites.laws.random_state`. With freshly initialised
+    weights, attention is nearly uniform, so that a wrong number of heads would not be noticed.
 
     Args:
         graph: The graph.
-        names: Name in the graph → name in the module.
+        names: Dict from name in the graph to name in the module.
     """
 
     def __init__(self, graph: ArchGraph, names: Mapping[str, str]) -> None:
@@ -41,7 +40,7 @@ class FunctionComparison:
             self._expected = build(graph, state).eval()(**self._inputs)
 
     def __call__(self, module: nn.Module) -> bool:
-        """Return whether a module computes the same. Its weights are overwritten."""
+        """Return whether a module computes the same as the graph. Its weights are overwritten."""
         module.load_state_dict(self._state, strict=False)
         with torch.no_grad():
             actual = module.eval()(**self._inputs)

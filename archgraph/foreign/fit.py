@@ -1,4 +1,4 @@
-"""Find the arguments with which the original model's class constructs a rewritten network."""
+"""Find arguments with which the class of the original model constructs a rewritten network."""
 
 from __future__ import annotations
 
@@ -33,30 +33,31 @@ from archgraph.layout.layouts import AxisRef, Layout, leaves
 from archgraph.module.build import state_dict
 from archgraph.states import State
 
-# Number of configurations with the right shapes that are compared before the search gives up.
+# Maximum number of configurations with the right shapes that are compared.
 COMPARED = 64
-# An entry that configurations of transformers may lack; many classes then use a default.
+# A configuration of transformers may omit this entry. Many classes then compute a default.
 OPEN = "head_dim"
 
 
 class Fit:
-    """A graph and the class of its original model.
+    """A rewritten graph, and the class of its original model.
 
     Attributes:
         label: Name of the class, for errors.
-        start: The arguments of the original model.
-        names: Name in the graph → name in the class, for all tensors that the class has.
-        target: Shapes that the class must have, by its names.
-        owner: Leaves of the graph by their names and aliases.
+        start: Arguments with which the original model was constructed.
+        names: Dict from name in the graph to name in the class, for all tensors of the class.
+        target: Dict from name in the class to the shape that the tensor must have.
+        owner: Dict from each name or alias of a tensor to its name in the graph.
 
     Args:
-        graph: The network.
+        graph: The rewritten graph.
         model: The original model, with or without weights.
-        start: Its arguments.
-        make: Constructs the network of some arguments.
-        label: See above.
-        derived: Entries of the arguments that the class computes if they are missing.
-        origins: Leaves of the original from which those of the network come, if known.
+        start: Arguments with which the original model was constructed.
+        make: Constructs a model from arguments.
+        label: Name of the class, for errors.
+        derived: Arguments that the class computes if they are missing.
+        origins: Dict from tensors of the graph to the tensors of the original model from which they
+            come, if known.
     """
 
     def __init__(
@@ -76,11 +77,11 @@ class Fit:
         params = [graph.param[name] for name in graph.state_names]
         shapes = {name: p.shape for p in params for name in (p.name, *p.aliases)}
         original = self._original = shapes_of(model)
-        # Tables that a class computes are non-persistent buffers: its state lacks them.
+        # Tables that a class computes are non-persistent buffers, which its state does not contain.
         computed = {name for name, _ in model.named_buffers()} - original.keys()
-        # Leaves that forward does not read are not cut with the others.
+        # Tensors that forward does not read are not cut.
         unread = {p.name for p in graph.params if not graph.leaf_users[p.name]}
-        # An added layer has the same tensors as the others.
+        # An added layer has the same tensors as another layer, under a new number.
         alike = {unnumbered(name) for name in original}
         self._wrapper = _wrapper(shapes, alike)
         bare = {name.removeprefix(self._wrapper): name for name in self._in_order(shapes)}
@@ -103,15 +104,15 @@ class Fit:
     def arguments(
         self, same: Callable[[nn.Module], bool] | None = None, most: int = COMPARED
     ) -> Arguments:
-        """Find the first arguments with which the class has these shapes and the same function.
+        """Find arguments with which the class has the graph's shapes and computes the same.
 
         Args:
-            same: Returns whether a module computes the same as the graph. Default: compare them
+            same: Returns whether a module computes the same as the graph. Default: compare results
                 with random weights.
-            most: Largest number of modules to compare.
+            most: Maximum number of modules to compare.
 
         Raises:
-            RewriteError: If there are none; names the axis in the way.
+            RewriteError: If there are no such arguments. The error names the axis that prevents it.
         """
         same = same or FunctionComparison(self.graph, self.names)
         tried = list[tuple[Arguments, Exception | None]]()
@@ -129,7 +130,7 @@ class Fit:
         raise self._other_function(arguments, cause) from cause
 
     def module(self, arguments: Arguments) -> nn.Module:
-        """Construct the network for some arguments in the dtypes of the original model.
+        """Construct a model from arguments, in the dtypes of the original model.
 
         The caller's random state is preserved.
         """
@@ -142,10 +143,10 @@ class Fit:
         return net
 
     def filled(self, arguments: Arguments, state: State) -> nn.Module:
-        """Construct the network for some arguments and load the weights.
+        """Construct a model from arguments, and load the weights of the network.
 
-        Tensors that forward does not read come from the original model if they have the same shape.
-        Otherwise parameters are zero, and buffers keep the values that the class computes.
+        Tensors that forward does not read are those of the original model, if the shapes are equal.
+        Otherwise, parameters are zero, and buffers have the values that the class computes.
         """
         net = self.module(arguments)
         full, spare = net.state_dict(keep_vars=True), self.model.state_dict()
@@ -161,17 +162,17 @@ class Fit:
         return net
 
     def changes(self, arguments: Arguments) -> dict[str, Any]:
-        """Return the entries of arguments that differ from the original ones."""
+        """Return the arguments that differ from the original ones, as a dict."""
         return {".".join(map(str, way)): value for way, value in differences(self.start, arguments)}
 
     def _in_order(self, names: Iterable[str]) -> list[str]:
-        """Return the names in the order in which forward reads them, then the others."""
+        """Return names in the order in which forward reads the tensors, then the other names."""
         read = (leaf for node in self.graph.nodes for leaf in node.leaves())
         turn = {leaf: i for i, leaf in enumerate(dict.fromkeys(read))}
         return sorted(names, key=lambda name: turn.get(self.owner[name], len(turn)))
 
     def _remaining(self) -> dict[str, list[int]]:
-        """Return the original numbers of the remaining layers, by the module that contains them."""
+        """Return a dict from each module to the original numbers of its remaining layers."""
         origin: dict[tuple[str, str], int] = {}
         for name in self._in_order(self.names):
             source = self._origins.get(name, name).removeprefix(self._wrapper).split(".")
@@ -189,17 +190,17 @@ class Fit:
             return shapes_of(self.module(arguments))
 
     def _searches(self) -> Iterator[ArgumentSearch]:
-        """Yield a search that starts from the original arguments, then one with an added entry.
+        """Yield a search from the original arguments, then a search that can also change ``OPEN``.
 
-        If one value of ``OPEN`` leaves all shapes unchanged, it is the default of the class, and
-        the search can change it. If several values do, the class does not read the entry.
+        If exactly one value of ``OPEN`` leaves all shapes unchanged, this value is the default of
+        the class. If several values do, the class does not read the entry.
 
         Raises:
-            RewriteError: If the class refuses the arguments of the original.
+            RewriteError: If the class rejects the arguments of the original model.
         """
         try:
             self._meta(self.start)
-        except Exception as error:  # whatever a class raises
+        except Exception as error:  # a class may raise any error
             raise RewriteError(
                 f"{self.label} cannot be constructed on the meta device from its own arguments",
                 found=f"{type(error).__name__}: {error}",
@@ -218,7 +219,7 @@ class Fit:
             yield replace(first, start=equal[0])
 
     def _other_function(self, arguments: Arguments, error: Exception | None) -> RewriteError:
-        """Return the error for arguments that give the right shapes but another function."""
+        """Return an error for arguments with the right shapes, with which the class differs."""
         wrong = unequal_sizes(self.target, self._original)
         block = extra_child(self.target, self._original)
         where = str(self._layout(*next(iter(wrong)))) if wrong else block
@@ -237,7 +238,7 @@ class Fit:
         )
 
     def _other_shapes(self, search: ArgumentSearch) -> RewriteError:
-        """Return an error that names the axis or block in which the nearest arguments differ."""
+        """Return an error that names the axis or block in which the best arguments still differ."""
         nearest = search.nearest()
         shapes = search.shapes(nearest) or {}
         ranks = {name: len(shape) for name, shape in shapes.items()}
@@ -267,18 +268,18 @@ class Fit:
             f"every {self.label} has this block",
             where=extra_child(self.target, shapes),
             expected=self._entries(nearest),
-            hint="no entry sets their number: do not skip any of them",
+            hint="no configuration entry sets the number of these blocks: do not skip any of them",
         )
 
     def _tied(
         self, search: ArgumentSearch, shapes: StateShapes, wrong: tuple[str, int]
     ) -> tuple[Route, list[Layout]]:
-        """Return an entry that sets a dimension, and the uncut dimensions that it also sets.
+        """Return the entry that sets a dimension, and uncut dimensions that it also sets.
 
         Args:
-            search: The search that came nearest.
-            shapes: Shapes of its nearest arguments.
-            wrong: A tensor, and its dimension.
+            search: The search.
+            shapes: Shapes with the best arguments of the search.
+            wrong: A tensor and the dimension.
         """
         nearest = search.nearest()
         for way, value in numbers_in(nearest):
@@ -297,30 +298,28 @@ class Fit:
     def _way_out(self, wrong: Layout, entry: Route, tied: Sequence[Layout]) -> str:
         """Return a hint for an axis that the class sets together with uncut axes.
 
-        The uncut axes must also be cut, unless a result of the network pins one of them.
+        The uncut axes must also be cut. This is impossible if an output of the network pins one.
         """
         if not tied:
-            return "ag.save writes the network as it is"
+            return "ag.save can write any network"
         word = ".".join(map(str, entry))
         others = [layout for layout in tied if layout != wrong]
         if not others:
-            return (
-                f"the class also sets uncut dimensions from {word}: cut all of them by one factor"
-            )
-        other = min(others, key=lambda layout: len([*leaves(layout)]))  # an axis, if there is one
-        both = f"the class computes it and {other} from {word}"
+            return f"{word} also sets dimensions that were not cut: cut all of them by one factor"
+        other = min(others, key=lambda layout: len([*leaves(layout)]))  # prefer a single axis
+        both = f"the class computes this axis and {other} from {word}"
         reasons = [axes(self.graph)[axis.name].reason for axis in _axes_of(other)]
         if reason := next((reason for reason in reasons if reason.endswith("output")), None):
-            both += f", and that is {reason}: trace a wrapper that returns logits alone"
+            both += f", which is {reason}: trace a wrapper that returns only logits"
         return f"{both}; cut both by one factor"
 
     def _entries(self, arguments: Arguments) -> str:
-        """Describe arguments by their changes."""
+        """Describe arguments by their differences from the original ones."""
         changes = listed(f"{k}: {v}" for k, v in self.changes(arguments).items())
         return f"in the nearest configuration ({changes or 'the original one'})"
 
     def _layout(self, tensor: str, dim: int) -> Layout:
-        """Return the axes of a dimension of a tensor, by its name in the class."""
+        """Return the layout of a dimension of a tensor, which has its name in the class."""
         return axes(self.graph).of(self.owner[self._leaves[tensor]])[dim]
 
 
@@ -329,7 +328,7 @@ def _axes_of(layout: Layout) -> list[AxisRef]:
 
 
 def _wrapper(names: Collection[str], known: Collection[str]) -> str:
-    """Return the path of a model with known tensor names inside a wrapper.
+    """Return the prefix that a wrapper adds to known tensor names.
 
     >>> _wrapper(["net.layer.0.weight", "net.norm.weight"], {"layer.#.weight", "norm.weight"})
     'net.'
@@ -354,5 +353,5 @@ def unnumbered(name: str) -> str:
 
 
 def shapes_of(net: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of a module's state."""
+    """Return a dict from the names in a module's state to their shapes."""
     return {name: tuple(value.shape) for name, value in net.state_dict().items()}

@@ -1,4 +1,4 @@
-"""The weights of a transformers folder under the names of its model."""
+"""Access to the weights in a transformers folder, under the names of its model."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ if TYPE_CHECKING:
 
 
 class FolderWeights(LazyState):
-    """The weights of a transformers folder under the names of its model.
+    """The weights in a transformers folder, as a state with the names of the model.
 
-    Names in files differ if the files are from another version of the class, contain only its base
-    model, or store experts separately. The tables of transformers map them to the model's tensors.
-    A tensor that is computed from several tensors of the files is computed at once; the last one is
-    cached.
+    Names in the files differ from those of the model if the files are from another version of the
+    class, contain only its base model, or store the experts of a mixture separately. transformers
+    provides rules that map them. If a tensor of the model is computed from several tensors in the
+    files, it is computed as a whole, and the last such tensor is cached.
 
     Attributes:
-        shards: The tensors of the files.
+        shards: The tensors in the files.
         unused: Names in the files that the model does not have.
 
     Args:
         folder: The folder.
-        model: Its model, without weights.
+        model: The model of the folder, without weights.
 
     Raises:
-        GraphError: If the files lack weights of the model, have them in another shape, or have
-            different values for tied weights.
+        GraphError: If the files lack a weight of the model, contain a weight in another shape, or
+            contain different values for tied weights.
     """
 
     def __init__(self, folder: Path, model: PreTrainedModel) -> None:
@@ -84,9 +84,10 @@ class FolderWeights(LazyState):
     def _sources(
         self, model: PreTrainedModel
     ) -> Iterator[tuple[Callable[..., Mapping[str, Tensor]] | None, str, list[str]]]:
-        """Yield a conversion, the model's name, and the names in the files that it converts.
+        """Yield conversions: each with the name in the model, and the names in the files.
 
-        1. Rename each tensor with the tables; keep its name if only that exists in the model.
+        1. Rename each tensor with the rules of transformers, unless the model has the old name and
+           not the new one.
         2. Collect the names that one conversion joins, in the order of transformers.
         """
         try:
@@ -145,7 +146,7 @@ class FolderWeights(LazyState):
         return rows
 
     def _check_equal(self, folder: Path, one: str, other: str, types: Mapping[str, Tensor]) -> None:
-        """Check that two names of a tied weight have equal values, as transformers does."""
+        """Check that the files have equal values under two names of a tied weight."""
         names = {one: types[one], other: types[other]}
         both = LazyState(names, lambda name, start, stop: self._read[name](start, stop))
         pairs = zip(both.bands(one), both.bands(other), strict=True)

@@ -1,4 +1,4 @@
-"""Check exactly whether two graphs compute the same, from their operators alone."""
+"""Check whether two graphs compute the same, by comparing their operators."""
 
 from __future__ import annotations
 
@@ -23,32 +23,33 @@ from archgraph.graph.ir import (
 from archgraph.ops.constants import constant_tensor
 from archgraph.ops.table import draws
 
-# Operators that keep the order of elements unless they repeat some.
+# Operators that keep the order of elements, unless they repeat elements.
 _RESHAPES = frozenset(
     f"aten.{name}" for name in ("reshape", "view", "unsqueeze", "squeeze.dim", "expand")
 )
-# Relative to the larger number: scales and tables may be computed in another order.
+# Relative tolerance for numbers, since scales and tables may be computed in another order.
 ROUNDING = 1e-6
 
 
 def first_unequal(graph: ArchGraph, other: ArchGraph, names: Mapping[str, str]) -> str | None:
-    """Return the first operator that the other graph lacks; None if both compute the same.
+    """Return the first operator in which two graphs differ; None if they compute the same.
 
-    1. Pair the results of both graphs; then, from the results backwards, the operands of paired
-       operators.
-    2. The operators of a pair are the same, with equal numbers and the same type. No operator of
-       the graph is in two pairs, and no operator of the other graph that draws random numbers:
-       drawing once is not drawing twice.
-    3. Paired leaves have matching names, or equal values.
-    4. Reshapes of a result to the same shape are equal, however many steps they take; a reshape to
-       its own shape is ignored.
+    Only graphs with the same operators count as equal.
 
-    Graphs that compute the same with other operators count as different.
+    1. Start with pairs of the results of both graphs. Then pair the operands of paired operators,
+       from the results backwards.
+    2. Both operators of a pair must have the same kind, type and numbers. An operator of ``graph``
+       may only be in one pair. The same holds for operators of ``other`` that draw random numbers.
+    3. Paired parameters and buffers must have matching names, or equal values.
+    4. Consecutive reshapes count as one reshape. A reshape to the same shape is ignored.
 
     Args:
-        graph: The graph whose leaves ``names`` renames.
+        graph: A graph.
         other: The graph to compare it with.
-        names: Name in ``graph`` → name in ``other``.
+        names: Dict from the names of tensors in ``graph`` to their names in ``other``.
+
+    Returns:
+        The operator and its module, as text for an error.
     """
     both, pairs = _Pair(graph, other, names), dict[str, str]()
     waiting = both.results(graph.outputs, other.outputs)  # 1
@@ -70,12 +71,12 @@ def first_unequal(graph: ArchGraph, other: ArchGraph, names: Mapping[str, str]) 
 
 @dataclass(frozen=True)
 class _Pair:
-    """Two graphs side by side.
+    """Two graphs to compare.
 
     Attributes:
-        graph: The graph whose leaves ``names`` renames.
+        graph: A graph.
         other: The graph to compare it with.
-        names: Name in ``graph`` → name in ``other``.
+        names: Dict from the names of tensors in ``graph`` to their names in ``other``.
     """
 
     graph: ArchGraph
@@ -83,7 +84,7 @@ class _Pair:
     names: Mapping[str, str]
 
     def operands(self, name: str, mate: str) -> list[tuple[str, str]] | None:
-        """Return the operands of two operators in pairs; None if the operators differ."""
+        """Return pairs of operands of two operators; None if the operators differ."""
         one, two = self.graph.node[name], self.other.node[mate]
         roots = _base(self.graph, name), _base(self.other, mate)  # 4
         if one.type == two.type and roots != (name, mate):
@@ -92,7 +93,7 @@ class _Pair:
         return self.results(Record(one.args), Record(two.args)) if same else None
 
     def results(self, a: Value, b: Value) -> list[tuple[str, str]] | None:
-        """Return the results that two values contain, in pairs; None if anything else differs."""
+        """Return pairs of operators to which two values refer; None if other parts differ."""
         results = []
         for x, y in _side_by_side(a, b):
             match x, y:
@@ -111,9 +112,9 @@ class _Pair:
 
 
 def _base(graph: ArchGraph, name: str) -> str:
-    """Return the operator whose result one or several consecutive reshapes only rearrange."""
+    """Return the operator before one or several consecutive reshapes."""
     while (node := graph.node[name]).op in _RESHAPES:
-        operands = [*node.uses()]  # empty for a leaf
+        operands = [*node.uses()]  # empty for a tensor that is not a result
         if not operands or not _as_many(graph.node[operands[0]].type, node.type):
             break
         name = operands[0]
@@ -121,7 +122,7 @@ def _base(graph: ArchGraph, name: str) -> str:
 
 
 def _as_many(a: object, b: object) -> bool:
-    """Return whether a reshape keeps the number of elements: nothing is repeated."""
+    """Return whether a reshape keeps the number of elements."""
     if not isinstance(a, TensorType) or not isinstance(b, TensorType) or a.dtype != b.dtype:
         return False
     fixed = [math.prod(s for s in t.shape if isinstance(s, int)) for t in (a, b)]
@@ -132,7 +133,7 @@ def _as_many(a: object, b: object) -> bool:
 def _same_leaf(leaf: Param, mate: Param, names: Mapping[str, str]) -> bool:
     if any(names.get(n) in (mate.name, *mate.aliases) for n in (leaf.name, *leaf.aliases)):
         return leaf.shape == mate.shape
-    # Weights are compared by their names alone; tables that the class computes by value.
+    # Compare weights by name, and tables that the class computes by value.
     return leaf.value is not None and _same_constant(leaf.value, mate.value)
 
 
@@ -144,7 +145,7 @@ def _same_constant(a: Constant, b: Constant | None) -> bool:
 
 
 def _side_by_side(a: Value, b: Value) -> Iterator[tuple[Value, Value]]:
-    """Yield pairs of scalars of two values; where their forms differ, the values themselves."""
+    """Yield pairs of scalars from two nested values; stop at values of different structure."""
     match a, b:
         case tuple(), tuple() if len(a) == len(b):
             for x, y in zip(a, b, strict=True):

@@ -1,4 +1,4 @@
-"""Low-rank adapters in the file format of PEFT."""
+"""Writing and reading of low-rank adapters in the file format of PEFT."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ from archgraph.states import State
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 MODEL = "config.json"
 PREFIX = "base_model.model."
-# Suffix of a class name → PEFT's task, an argument that PEFT's models for this task take, and the
-# modules that PEFT then trains as a whole.
+# Dict from the suffix of a class name to PEFT's task, an argument of PEFT's models for this task,
+# and the modules that PEFT then trains completely.
 _TASKS = {
     "ForSequenceClassification": ("SEQ_CLS", "input_ids", ("classifier", "score")),
     "ForTokenClassification": ("TOKEN_CLS", "input_ids", ("classifier", "score")),
@@ -48,22 +48,22 @@ _TASKS = {
     "ForConditionalGeneration": ("SEQ_2_SEQ_LM", "decoder_input_ids", ()),
     "ForSeq2SeqLM": ("SEQ_2_SEQ_LM", "decoder_input_ids", ()),
 }
-# Entries of a configuration that may be set; other entries may change what adapters compute.
+# Configuration entries that are supported. Other entries may change what adapters compute.
 _KNOWN = {
     # Read by this module.
     "peft_type", "lora_alpha", "alpha_pattern", "use_rslora", "lora_dropout", "init_lora_weights",
     "bias", "modules_to_save", "base_model_name_or_path",
-    # Also known from the tensors.
+    # These can also be read from the tensors.
     "r", "rank_pattern", "target_modules", "exclude_modules", "layers_to_transform",
     "layers_pattern", "fan_in_fan_out", "ensure_weight_tying",
-    # No effect on the function.
+    # These do not change what adapters compute.
     "peft_version", "task_type", "auto_mapping", "revision", "inference_mode", "megatron_core",
     "qalora_group_size", "loftq_config", "eva_config", "corda_config", "velora_config",
 }  # fmt: skip
-# Initialisations of adapters that PEFT subtracts from the weights of the base.
+# PEFT subtracts adapters with these initialisations from the weights of the base.
 _SUBTRACTED = ("pissa", "olora", "corda", "loftq", "lora_ga")
 _HINT = "freeze it with train_only, or merge the adapters with ag.fold"
-# Suffixes of the names of both factors: for layers, and for embeddings.
+# Names of both factors of an adapter, for layers and for embeddings.
 _ENDS = ((".lora_A.weight", ".lora_B.weight"), (".lora_embedding_A", ".lora_embedding_B"))
 _FACTORS = _ENDS[0] + _ENDS[1]
 
@@ -80,31 +80,33 @@ def to_peft(
     """Write the low-rank adapters of a network as a folder that PEFT can load.
 
     If some parameters of the network are frozen, the folder also contains the other trained
-    tensors: layers that are trained as a whole (such as a classifier), biases (if all biases are
-    trained, or those of all layers with adapters), and running statistics.
+    tensors: complete layers (such as a classifier), biases (if all biases are trained, or those of
+    all layers with adapters), and running statistics.
 
-    1. If the network was traced from a PEFT model, restore the names of the author's class.
+    1. If the network was traced from a PEFT model, restore the names in the model without PEFT.
     2. Number layers with adapters as in the base.
-    3. Save the other trained tensors as biases or as parts of whole modules.
-    4. Check that the base contains all tensors that the folder lacks.
+    3. Save the other trained tensors, as biases or as complete modules.
+    4. Check that the base contains all tensors that the folder does not contain.
 
     Args:
-        graph: A network with adapters of :func:`archgraph.add_lora` or of PEFT.
+        graph: A network with adapters, added by :func:`archgraph.add_lora` or PEFT.
         state: Its weights.
-        folder: Folder to write ``adapter_config.json`` and ``adapter_model.safetensors`` to.
-        base: Name or folder of the model that the adapters belong to. With a folder, layers are
-            numbered as in its model; with a name, they keep their numbers. A network that lacks or
-            repeats some blocks needs a base, since PEFT identifies layers by their numbers: the
-            folder that :func:`archgraph.to_transformers` wrote for it, or the original. The weights
-            of a base folder are compared with the network's weights that are not saved here.
-        task_type: PEFT's name for the task, such as ``CAUSAL_LM``. Default: the task of the model's
-            class; none if PEFT would train a head for it (``classifier``) that is frozen here.
+        folder: Folder for the files ``adapter_config.json`` and ``adapter_model.safetensors``.
+        base: Name or folder of the model to which PEFT will add the adapters. PEFT identifies
+            layers by their numbers. With a folder, layers are numbered as in its model; with a
+            name, they keep their numbers. A base is required if blocks of the network were removed
+            or repeated: the folder that :func:`archgraph.to_transformers` wrote for the network,
+            or the original model. The weights in a folder are compared with those weights of the
+            network that are not saved here.
+        task_type: PEFT's name for the task, such as ``CAUSAL_LM``. By default, the task follows
+            from the model's class. No task is set if PEFT would then train a head (``classifier``)
+            that is frozen here.
 
     Raises:
-        RewriteError: If the network has no low-rank adapters, or adapters of another kind (DoRA),
-            or their dropouts differ; if its layers are not numbered without gaps and there is no
-            base; if the base lacks their layers or has other weights; if a layer's weight is
-            trained in addition to its adapter.
+        RewriteError: If the network does not have low-rank adapters, has adapters of another kind
+            (such as DoRA), or has adapters with different dropouts. Also if there is no base and
+            layers are not numbered without gaps, if the base lacks a layer or has other weights, or
+            if both the weight of a layer and its adapter are trained.
         GraphError: If the state does not fit the graph.
 
     Example:
@@ -117,7 +119,7 @@ def to_peft(
         >>> again.graph == ag.train_only(graph, "*lora.*").graph
         True
 
-    Source: Hu et al., *LoRA*, ICLR 2022; the file format is that of PEFT.
+    Source: Hu et al., *LoRA*, ICLR 2022. The file format is that of PEFT.
     """
     from safetensors.torch import save
 
@@ -140,9 +142,9 @@ def to_peft(
     lacking = {names[n]: t for n, t in tensors.items() if n in parameters}
     if model is not None and (other := model.first_unlike(lacking)):  # 4
         raise RewriteError(
-            "differs from the base, with which the adapters would compute something else",
+            "differs from the base: with that base, the adapters would compute something else",
             where=other,
-            found=f"a weight that {base} lacks or has with other values",
+            found=f"a weight that {base} lacks, or that has other values there",
             hint="if more than adapters was trained (as by flora), write the result of ag.fold "
             "with ag.to_transformers; if a layer was initialised at random, save the model before "
             "the run and pass that folder, or train the layer with train_only",
@@ -171,28 +173,29 @@ def from_peft(
 ) -> Traced:
     """Add the adapters in a folder, written by PEFT or :func:`to_peft`, to a network.
 
-    1. Map the layers of the folder to those of the network.
-    2. Add the adapters, those of the same rank and scale together.
-    3. Replace tensors of the state by the other tensors of the folder.
-    4. Make trainable what PEFT trains, and freeze the rest. PEFT trains adapters, modules that the
-       folder contains as a whole, and the biases that its configuration names. Weights of the base
-       that PEFT saves with adapters of an embedding or of a language model's head stay frozen.
+    1. Map the layers in the folder to those of the network.
+    2. Add the adapters. Adapters of the same rank and scale are added together.
+    3. Replace tensors of the state by the other tensors in the folder.
+    4. Freeze all parameters except those that PEFT trains: adapters, complete modules in the
+       folder, and the biases that the configuration names. PEFT also saves the base weights of an
+       embedding or language-model head with an adapter; these stay frozen.
 
     Args:
         graph: The model without adapters.
         state: Its weights.
         folder: A folder with ``adapter_config.json`` and ``adapter_model.safetensors``.
         base: Name or folder of the model with which the adapters were trained, as for
-            :func:`to_peft`. Default: the folder that their configuration names, if it exists.
+            :func:`to_peft`. Default: the folder that the adapters' configuration names, if it
+            exists.
 
     Returns:
         The graph with adapters, and its state.
 
     Raises:
-        GraphError: If the folder lacks a file, contains another kind of adapter, or has a tensor
-            for which the graph does not have a layer.
-        RewriteError: If layers of the graph are not numbered without gaps and there is no base, or
-            if an adapter cannot be added to a layer.
+        GraphError: If the folder lacks a file, contains another kind of adapter, or contains a
+            tensor whose layer the graph does not have.
+        RewriteError: If there is no base and the layers of the graph are not numbered without gaps,
+            or if an adapter cannot be added to a layer.
 
     Example:
         >>> import torch, archgraph as ag
@@ -225,19 +228,19 @@ def from_peft(
 
 
 def _paths(names: Mapping[str, str], layers: Iterable[str]) -> dict[str, str]:
-    """Return name of a layer in the base → its name in the graph."""
+    """Return a dict from the name of a layer in the base to its name in the graph."""
     ours = {new: old for old, new in names.items() if new.endswith(".")}
     return {layer: _module(ours.get(f"{layer}.", f"{layer}.")) for layer in layers}
 
 
 def _is_trained(name: str, config: Mapping[str, Json]) -> bool:
-    """Return whether PEFT trains a tensor of a folder that does not belong to an adapter."""
+    """Return whether PEFT trains a tensor that does not belong to an adapter."""
     biases = ".bias" if config.get("bias", "none") != "none" else ()
     return name.endswith(biases) or _within(name, config.get("modules_to_save") or ())
 
 
 def _folder_model(base: str | None) -> FolderModel | None:
-    """Return the model of a base folder; None if the base is a name, or there is none."""
+    """Return the model of a base folder; None if the base is not a folder."""
     return FolderModel(base) if base and (Path(base) / MODEL).is_file() else None
 
 
@@ -247,15 +250,15 @@ def _with_adapters(
     factors: tuple[Mapping[str, Tensor], Mapping[str, Tensor]],
     paths: Mapping[str, str],
 ) -> tuple[ArchGraph, dict[str, Tensor]]:
-    """Add adapters to a graph; return it with the tensors of the adapters.
+    """Add adapters to a graph; return the new graph and the tensors of the adapters.
 
-    A layer's alpha is that of the first pattern that matches the end of its name.
+    The alpha of a layer is that of the first pattern that matches the end of the layer's name.
 
     Args:
         graph: The graph.
         config: PEFT's configuration.
-        factors: Both factors of each adapter, by the name of the layer in the base.
-        paths: Name of a layer in the base → its name in the graph.
+        factors: Dict from the name of a layer in the base to both factors of its adapter.
+        paths: Dict from the name of a layer in the base to its name in the graph.
     """
     downs, ups = factors
     groups: dict[tuple[int, float], list[str]] = {}
@@ -277,10 +280,10 @@ def _with_adapters(
 
 
 def _read(folder: Path) -> tuple[Mapping[str, Json], dict[str, Tensor]]:
-    """Return the configuration of a folder, and its tensors by their names in the base.
+    """Return the configuration of a folder, and a dict from names in the base to tensors.
 
     Raises:
-        GraphError: If it lacks a file, or its adapters are not plain low-rank adapters.
+        GraphError: If the folder lacks a file, or contains other adapters than low-rank ones.
     """
     from safetensors.torch import load_file
 
@@ -313,15 +316,15 @@ def _read(folder: Path) -> tuple[Mapping[str, Json], dict[str, Tensor]]:
             hint="save_pretrained(…, path_initial_model_for_weight_conversion=…) writes plain "
             "adapters",
         )
-    # PEFT also saves biases of modules that it has replaced, and of their replacements.
+    # PEFT saves biases of replaced modules, and also those of their replacements.
     inner = re.compile(r"\.(original_module|modules_to_save)\.")
-    with opened(folder / WEIGHTS):  # names the file in errors
+    with opened(folder / WEIGHTS):  # its errors name the file
         stored = {k.removeprefix(PREFIX): v for k, v in load_file(folder / WEIGHTS).items()}
     return config, {author_name(k): v for k, v in stored.items() if not inner.search(k)}
 
 
 def _config(graph: ArchGraph, layers: Mapping[str, SideBranch]) -> dict[str, Json]:
-    """Return PEFT's configuration of some adapters, with the commonest rank and scale as default.
+    """Return PEFT's configuration of adapters; the most common rank and scale are the defaults.
 
     Raises:
         RewriteError: If adapters have different dropouts.
@@ -346,13 +349,15 @@ def _config(graph: ArchGraph, layers: Mapping[str, SideBranch]) -> dict[str, Jso
 def _task(
     graph: ArchGraph, asked: str, names: Collection[str], modules: Sequence[str]
 ) -> str | None:
-    """Return PEFT's name for a task; by default that of the model's class, unless a head is frozen.
+    """Return PEFT's name for the task.
+
+    By default, the task follows from the model's class, unless its head is frozen.
 
     Args:
         graph: The network, whose label is the name of its class.
-        asked: The requested task, or empty.
+        asked: The requested task; empty for the default.
         names: Names in the base.
-        modules: Modules of the base that are trained as a whole.
+        modules: Modules of the base that are trained completely.
 
     Raises:
         RewriteError: If PEFT trains a head for the requested task that is frozen here.
@@ -377,10 +382,10 @@ def _task(
 
 
 def _adapters(graph: ArchGraph) -> dict[str, SideBranch]:
-    """Return the low-rank adapters of a network by their layer.
+    """Return a dict from each layer to its low-rank adapter.
 
     Raises:
-        RewriteError: If there are none, or PEFT adapters of another kind.
+        RewriteError: If the network does not have low-rank adapters, or has other adapters of PEFT.
     """
     branches = {_layer(graph, b): b for b in low_rank_branches(graph)}
     factors = _leaves(branches)
@@ -394,10 +399,10 @@ def _adapters(graph: ArchGraph) -> dict[str, SideBranch]:
     if not branches:
         raise RewriteError("has no low-rank adapters", hint="add some with ag.add_lora")
     for path, branch in branches.items():
-        users = graph.leaf_users.get(branch.weight, ())  # some layers have no weight
+        users = graph.leaf_users.get(branch.weight, ())  # some layers do not have a weight
         if len({graph.node[user].scope for user in users}) > 1:
             raise RewriteError(
-                "adapts a tied weight, for which PEFT changes another module",
+                "adapts a tied weight, which PEFT adapts in another module",
                 where=path,
                 hint="merge the adapters with ag.fold",
             )
@@ -413,14 +418,14 @@ def _trained(
 ) -> tuple[str, set[str], list[str]]:
     """Return the trained tensors that do not belong to adapters.
 
-    1. If no parameter is frozen, return none: the whole model must be written instead.
-    2. Save biases individually, if all are trained, or those of all layers with adapters.
-    3. Save all other tensors by module: the outermost module that is trained as a whole and has its
-       own operators (a list of modules has none, and PEFT cannot replace it), or else the tensor's
-       own module.
-    4. Save a tied weight under each of its names: PEFT replaces modules one by one.
-    5. Save running statistics individually: they change even if the weights are frozen, and PEFT
-       would train the whole module.
+    1. If no parameter is frozen, return nothing, since the complete model must be written instead.
+    2. Save biases individually if all biases are trained, or those of all layers with adapters.
+    3. Save other tensors as complete modules. Choose the outermost module that is trained
+       completely and has operators of its own (PEFT cannot replace a list of modules). If there is
+       none, choose the tensor's own module.
+    4. Save a tied weight under each of its names, since PEFT replaces modules one by one.
+    5. Save running statistics individually. They also change in frozen modules, and PEFT would
+       train a complete module.
 
     Args:
         graph: The network.
@@ -428,8 +433,8 @@ def _trained(
         names: Names in the base.
 
     Returns:
-        PEFT's setting for biases, the tensors to save individually, and the modules to save as a
-        whole, by their names in the base.
+        PEFT's setting for biases, the names of tensors to save individually, and the names of
+        modules to save completely. The names are those in the base.
 
     Raises:
         RewriteError: If a trained parameter does not belong to a module.
@@ -454,13 +459,13 @@ def _trained(
 
 
 def _outermost(leaf: str, modules: Container[str], names: Mapping[str, str]) -> str:
-    """Return the outermost of some modules that contain a tensor, or else its own, in the base."""
+    """Return the outermost of some modules that contain a tensor; by default its own module."""
     module = next((path for path in _modules(leaf) if path in modules), _module(leaf))
     return ".".join(names[leaf].split(".")[: module.count(".") + 1])
 
 
 def _trained_biases(params: Collection[Param], layers: Iterable[str]) -> tuple[str, frozenset[str]]:
-    """Return PEFT's setting for biases that are trained while weights are frozen, and their names.
+    """Return PEFT's setting for trained biases of frozen layers, and the names of these biases.
 
     Args:
         params: All parameters except those of adapters.
@@ -476,7 +481,7 @@ def _trained_biases(params: Collection[Param], layers: Iterable[str]) -> tuple[s
 
 
 def _with_dropout(graph: ArchGraph, branches: Iterable[SideBranch], p: float) -> ArchGraph:
-    """Add a dropout before adapters, as PEFT does; embeddings do not get one."""
+    """Add a dropout before all adapters except those of embeddings, as PEFT does."""
     heads = {branch.nodes[0] for branch in branches if p and not branch.rank_dim}
     names, nodes = set(graph.node), list[Node]()
     for node in graph.nodes:
@@ -490,11 +495,10 @@ def _with_dropout(graph: ArchGraph, branches: Iterable[SideBranch], p: float) ->
 
 
 def _dropout(graph: ArchGraph, layers: Mapping[str, SideBranch]) -> Value:
-    """Return the common dropout before all adapters; embeddings have none.
+    """Return the dropout rate before all adapters except those of embeddings.
 
     Raises:
-        RewriteError: If dropouts differ, or another operator precedes an adapter: PEFT has one
-            dropout rate for all.
+        RewriteError: If dropout rates differ, or another operator precedes an adapter.
     """
     values: dict[Value, str] = {}
     for path, branch in layers.items():
@@ -523,24 +527,24 @@ def _names_in(
     tensors: Collection[str],
     paths: Iterable[str],
 ) -> Mapping[str, str]:
-    """Return the names of tensors and modules (``h.0.``) in the model of the adapters.
+    """Return a dict from the names of tensors and modules (``h.0.``) to their names in the base.
 
-    1. If the base is a name, keep the network's names.
-    2. Without a base, keep them, too, if layers are numbered from 0 in the order in which they are
-       read.
-    3. If a folder's model has equally many layers, take its numbers in this order. If it has more,
-       including the network's numbers, it is the original of a network that lacks some blocks:
-       keep the names.
-    4. If it has the same numbers, but the network reads them in another order, the numbers are
-       ambiguous: keep the names unless the folder's model computes the same as the network with
-       the numbers of 3.
+    1. If the base is a name, keep the names of the network.
+    2. If there is no base, also keep the names. Layers must be numbered from 0 in the order in
+       which the network reads them.
+    3. If the base is a folder whose model has as many layers as the network, use the numbers of the
+       folder, in the order in which the network reads the layers. If the folder has more layers,
+       including all numbers of the network, keep the names: blocks of the folder's model were
+       removed.
+    4. If the folder has the same numbers, but the network reads its layers in another order, use
+       the numbers of step 3 only if the folder's model then computes the same as the network.
 
     Args:
         base: Name or folder of the base; may be empty.
-        model: The model of the base folder, or of the folder that the adapters name.
+        model: The model of the base folder.
         graph: The network.
         tensors: Names of its tensors, in order.
-        paths: Modules that have adapters, or may get them.
+        paths: Modules that have adapters, or to which adapters may be added.
 
     Raises:
         RewriteError: If layers are not numbered without gaps, or the folder lacks a layer.
@@ -554,7 +558,7 @@ def _names_in(
         if not base:
             _check_numbers(every, paths)  # 2
         return same  # 1
-    # The names in the class, not in its file: transformers stores some models under older names.
+    # Use the names in the class, since files of transformers may contain older names.
     new = numbered_as(every, model.model.state_dict())  # 3
     if new != same and {*new.values()} == {*same.values()}:  # 4
         bare, _ = without(graph, low_rank_branches(graph))
@@ -566,10 +570,10 @@ def _check_numbers(names: Iterable[str], paths: Iterable[str]) -> None:
     """Check that layers with adapters are numbered from 0 in the order of their names.
 
     Raises:
-        RewriteError: If they are not.
+        RewriteError: If layers have other numbers.
     """
     for prefix, numbers in runs_as_used(names).items():
-        of_layers = re.compile(rf"{re.escape(prefix)}\d+\.\w")  # not of a Sequential
+        of_layers = re.compile(rf"{re.escape(prefix)}\d+\.\w")  # but not a layer of a Sequential
         counted = [*map(int, numbers)] == [*range(len(numbers))]
         if not counted and any(map(of_layers.match, paths)):
             raise RewriteError(
@@ -586,7 +590,7 @@ def _names(params: Iterable[Param]) -> set[str]:
 
 
 def _wrapped(name: str, layers: Container[str]) -> str:
-    """Return the name of a tensor in a model of PEFT, which wraps layers that have adapters."""
+    """Return the name of a tensor in a PEFT model, which wraps layers with adapters."""
     layer, _, leaf = name.rpartition(".")
     return f"{layer}.base_layer.{leaf}" if layer in layers else name
 
@@ -602,7 +606,7 @@ def _modules(name: str) -> list[str]:
 
 
 def _within(name: str, modules: Iterable[str]) -> bool:
-    """Return whether a name is inside one of some modules, which PEFT matches by path suffix."""
+    """Return whether a name is inside one of some modules; modules match path suffixes."""
     return any(path.endswith(module) for path in _modules(name) for module in modules)
 
 

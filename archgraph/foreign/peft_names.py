@@ -1,4 +1,4 @@
-"""Conversion of names in a PEFT model to those in the author's class."""
+"""Conversion of names in a PEFT model to the names in the model without PEFT."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from archgraph.graph.ir import ArchGraph, Leaf
 from archgraph.states import State
 
-# PEFT's wrappers of a model, of a layer with an adapter, and of a module trained as a whole.
+# Names that PEFT adds for a model, a layer with an adapter, and a completely trained module.
 _WRAPPERS = re.compile(
     r"^(?:.*\.)?base_model\.model(?:\.|$)"
     r"|\.(?:base_layer|original_module|modules_to_save\.[^.]+)(?=\.|$)"
@@ -21,7 +21,7 @@ ADAPTER = ".lora_"
 
 
 def author_name(name: str) -> str:
-    """Return the name in the author's class of a tensor or module in a PEFT model.
+    """Return the name of a tensor or module without PEFT, from its name in a PEFT model.
 
     >>> author_name("base_model.model.h.0.query.base_layer.weight")
     'h.0.query.weight'
@@ -32,14 +32,14 @@ def author_name(name: str) -> str:
 
 
 def unwrapped(graph: ArchGraph, state: State) -> tuple[ArchGraph, State]:
-    """Rename the leaves of a PEFT model's graph and state as in the model without PEFT.
+    """Rename the parameters and buffers of a PEFT model as in the model without PEFT.
 
-    Leaves are parameters and buffers. For those of adapters, only PEFT's prefix is removed. If
-    several leaves get the same name, the one that forward reads is kept.
+    From names of adapters, only PEFT's prefix is removed. If several tensors get the same name,
+    only the tensor that forward reads is kept.
 
     Args:
         graph: The graph of a PEFT model. Other graphs are returned unchanged.
-        state: Its state.
+        state: The state of the graph.
     """
     names = _author_names(graph)
     if all(names.get(p.name) == [p.name, *p.aliases] for p in graph.params):
@@ -62,10 +62,10 @@ def unwrapped(graph: ArchGraph, state: State) -> tuple[ArchGraph, State]:
 
 
 def _author_names(graph: ArchGraph) -> dict[str, list[str]]:
-    """Return the names of leaves without PEFT; leaves that forward reads come last.
+    """Return a dict from each name to its name without PEFT; tensors that are read come last.
 
     1. Skip inactive adapters, which forward does not read.
-    2. Ignore a weight's name in a module that PEFT has replaced, if the weight has other names.
+    2. If a weight has several names, ignore its name in a module that PEFT has replaced.
     """
     return {
         p.name: [author_name(n) for n in (p.name, *p.aliases) if ".original_module." not in n]
@@ -76,12 +76,12 @@ def _author_names(graph: ArchGraph) -> dict[str, list[str]]:
 
 
 def author_model(model: Any) -> Any:
-    """Return a model of transformers with its weights, but without PEFT's wrappers.
+    """Return a transformers model with its weights, but without the wrappers of PEFT.
 
     Args:
-        model: The model. It is returned unchanged if PEFT has not wrapped it.
+        model: The model. A model without wrappers is returned unchanged.
     """
-    # A module trained as a whole follows the module that it replaces, whose name it takes.
+    # A completely trained module follows the module that it replaces, and gets its name.
     tensors = {author_name(name): tensor for name, tensor in model.state_dict().items()}
     if tensors.keys() == model.state_dict().keys():
         return model

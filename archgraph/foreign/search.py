@@ -1,7 +1,7 @@
-"""Search by trial for arguments that give a network with certain shapes.
+"""Search for a configuration with which a class constructs a network of given shapes.
 
-A configuration is a tree of plain values, whose meaning only its class knows. The search therefore
-constructs the class's network on the meta device and compares shapes. There is no table of models.
+A configuration is a nested dict whose meaning only the class knows. The search therefore changes
+numbers, constructs the network on the meta device, and compares shapes.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from archgraph.errors import RewriteError
 
 StateShapes: TypeAlias = Mapping[str, tuple[int, ...]]
 Route: TypeAlias = tuple[str | int, ...]
-Arguments: TypeAlias = dict[str, Any]  # a configuration: as free as JSON
-# A missing tensor costs more than one of another shape, whose shape may still become right.
+Arguments: TypeAlias = dict[str, Any]  # a configuration: nested dicts and lists, as in JSON
+# Distance for a missing tensor. A tensor of another shape has a smaller distance.
 MISSING, EXTRA = 8, 4
-# Numbers up to this are dropout rates, standard deviations of weights and the like, and ignored.
+# Smaller numbers are ignored, since they are dropout rates, standard deviations and the like.
 RATE = 0.1
-# Largest number of fields that are changed together if shapes do not determine them.
+# Maximum number of entries that are changed together if shapes do not determine them.
 TOGETHER = 3
-# Pairs of changes that are tried if no single change helps.
+# Maximum number of pairs of changes to try if no single change helps.
 PAIRS = 200
 
 
 def values_in(value: Any, way: Route = ()) -> Iterator[tuple[Route, Any]]:
-    """Yield the parts of a configuration with their paths, each part before its children.
+    """Yield all values of a nested configuration with their paths; parents come first.
 
     >>> list(values_in({"depths": [2, 3]}))
     [((), {'depths': [2, 3]}), (('depths',), [2, 3]), (('depths', 0), 2), (('depths', 1), 3)]
@@ -41,7 +41,7 @@ def values_in(value: Any, way: Route = ()) -> Iterator[tuple[Route, Any]]:
 
 
 def numbers_in(arguments: object) -> Iterator[tuple[Route, int | float | None]]:
-    """Yield the numbers and unset entries (None) of a configuration with their paths.
+    """Yield the paths and values of numbers and of unset entries (None) in a configuration.
 
     >>> list(numbers_in({"depths": [2, 3], "ratio": 4.0, "bias": True, "drop": 0.1}))
     [(('depths', 0), 2), (('depths', 1), 3), (('ratio',), 4.0)]
@@ -53,7 +53,7 @@ def numbers_in(arguments: object) -> Iterator[tuple[Route, int | float | None]]:
 
 
 def items_of(value: object) -> Iterable[tuple[Any, Any]]:
-    """Return the entries of a part of a configuration, by name or index; a plain value has none."""
+    """Yield the keys and values of a dict or list; nothing for other values."""
     if isinstance(value, Mapping):
         return value.items()
     if isinstance(value, list | tuple):
@@ -62,7 +62,7 @@ def items_of(value: object) -> Iterable[tuple[Any, Any]]:
 
 
 def changed(value: Any, way: Route, new: object) -> Any:
-    """Return a configuration with another value at a path.
+    """Return a copy of a configuration with a new value at a path.
 
     >>> changed({"depths": [2, 3]}, ("depths", 1), 1)
     {'depths': [2, 1]}
@@ -83,7 +83,7 @@ def get(value: Any, way: Route) -> Any:
 
 
 def runs(names: Iterable[str]) -> dict[str, list[str]]:
-    """Return the numbered children of each module that has some, in order of their numbers.
+    """Return a dict from module to its numbered children, in order of their numbers.
 
     >>> runs({"h.0.a.weight": 0, "h.2.a.weight": 0, "head.weight": 0})
     {'h.': ['0', '2']}
@@ -95,7 +95,7 @@ def runs(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def runs_as_used(names: Iterable[str]) -> dict[str, list[str]]:
-    """Return the numbered children of each module in order of appearance.
+    """Return a dict from module to its numbered children, in order of appearance.
 
     >>> runs_as_used(["h.2.a.weight", "h.0.a.weight"])
     {'h.': ['2', '0']}
@@ -108,10 +108,10 @@ def runs_as_used(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def renumbered(names: Iterable[str], original: set[str]) -> dict[str, str]:
-    """Renumber layers without gaps: return old → new names.
+    """Renumber layers without gaps; return a dict from old to new names.
 
-    If the original numbers children 0, 1, 2, and only 0 and 2 are left, they become 0 and 1. If a
-    child was added, all are numbered in order of appearance.
+    For example, if the original has layers 0, 1 and 2, and only 0 and 2 are left, they become 0 and
+    1. If a layer was added, all layers are numbered in order of appearance.
 
     >>> renumbered(["h.0.w", "h.2.w"], {"h.0.w", "h.1.w", "h.2.w"})
     {'h.0.w': 'h.0.w', 'h.2.w': 'h.1.w'}
@@ -137,7 +137,7 @@ def renumbered(names: Iterable[str], original: set[str]) -> dict[str, str]:
 
 
 def _renamed(name: str, numbers: Mapping[tuple[str, str], str]) -> str:
-    """Replace the numbers in a name; new numbers are looked up by prefix and old number."""
+    """Replace the numbers in a name; ``numbers`` is a dict from prefix and number to a number."""
     parts, prefix = list[str](), ""
     for part in name.split("."):
         parts.append(numbers.get((prefix, part), part))
@@ -146,13 +146,13 @@ def _renamed(name: str, numbers: Mapping[tuple[str, str], str]) -> str:
 
 
 def numbered_as(names: Iterable[str], known: Iterable[str]) -> dict[str, str]:
-    """Return the names of layers in another model that numbers them in the same order.
+    """Return a dict from names to the names of the same layers in another model.
 
-    If the model has more layers, including these numbers, layers keep their numbers. Names without
-    numbers stay.
+    The other model has as many layers in the same order, possibly with other numbers. If it has
+    more layers, names are kept, and their numbers must exist in the other model.
 
     Raises:
-        RewriteError: If the model has fewer layers, or lacks one of the numbers.
+        RewriteError: If the other model has fewer layers, or lacks one of the numbers.
 
     >>> numbered_as(["h.0.w", "h.4.w", "h.2.w"], ["h.0.w", "h.1.w", "h.2.w"])
     {'h.0.w': 'h.0.w', 'h.4.w': 'h.1.w', 'h.2.w': 'h.2.w'}
@@ -160,7 +160,7 @@ def numbered_as(names: Iterable[str], known: Iterable[str]) -> dict[str, str]:
     {'h.2.w': 'h.2.w'}
     """
     names, theirs = [*names], runs(known)
-    new: dict[tuple[str, str], str] = {}  # by prefix and number
+    new: dict[tuple[str, str], str] = {}  # from prefix and number to number
     for prefix, numbers in sorted(runs_as_used(names).items(), key=lambda pair: len(pair[0])):
         order = theirs.get(_renamed(prefix, new), numbers)
         if len(order) == len(numbers):
@@ -178,7 +178,7 @@ def numbered_as(names: Iterable[str], known: Iterable[str]) -> dict[str, str]:
 def unequal_sizes(
     target: StateShapes, shapes: StateShapes
 ) -> dict[tuple[str, int], tuple[int, int]]:
-    """Return the dimensions of tensors that differ, as ``(has, should have)``."""
+    """Return a dict from tensor and dimension to its size and target size, where they differ."""
     return {
         (name, dim): (has, goal)
         for name, shape in target.items()
@@ -189,16 +189,14 @@ def unequal_sizes(
 
 
 def distance_to(target: StateShapes, shapes: StateShapes) -> int:
-    """Return the distance between a network's shapes and the target; 0 if all are equal."""
+    """Return the distance between shapes and target shapes; 0 if all shapes are equal."""
     missing = sum(len(shapes.get(n, (None,) * 9)) != len(s) for n, s in target.items())
     extra = len(shapes.keys() - target.keys())
     return MISSING * missing + EXTRA * extra + len(unequal_sizes(target, shapes))
 
 
 def extra_child(target: StateShapes, shapes: StateShapes) -> str | None:
-    """Return the first numbered child that one of two networks lacks; None if there is none.
-
-    Tensors that forward does not read may be missing in a graph; a layer may not.
+    """Return the first numbered layer that only one of two networks has; None if there is none.
 
     >>> extra_child({"h.0.w": (2,)}, {"h.0.w": (2,), "h.1.w": (2,)})
     'h.1'
@@ -211,7 +209,7 @@ def extra_child(target: StateShapes, shapes: StateShapes) -> str | None:
 
 
 def differences(before: Any, after: Any, way: Route = ()) -> Iterator[tuple[Route, Any]]:
-    """Yield the values of ``after`` that differ from those of ``before``, with their paths.
+    """Yield the paths and values in ``after`` that differ from ``before``.
 
     >>> [*differences({"depths": (2, 2), "kinds": ["a", "b"]}, {"depths": (2, 1), "kinds": ["b"]})]
     [(('depths', 1), 1), (('kinds',), ['b'])]
@@ -227,13 +225,13 @@ def differences(before: Any, after: Any, way: Route = ()) -> Iterator[tuple[Rout
 
 @dataclass
 class ArgumentSearch:
-    """Search for a configuration.
+    """Search for a configuration with target shapes.
 
     Attributes:
         make: Constructs the network of a configuration on the meta device and returns its shapes.
         start: The configuration of the original network.
-        target: Shapes to reach, by their names in the class.
-        remaining: Original numbers of the remaining layers, by the module that contains them.
+        target: Dict from name in the class to the target shape.
+        remaining: Dict from each module to the original numbers of its remaining layers.
         derived: Entries of ``start`` that the class computes if they are missing.
     """
 
@@ -250,16 +248,17 @@ class ArgumentSearch:
         if key not in self._tried:
             try:
                 self._tried[key] = self.make(arguments)
-            except Exception:  # a class may raise anything for inconsistent values
+            except Exception:  # a class may raise any error for inconsistent values
                 self._tried[key] = None
         return self._tried[key]
 
     def nearest(self) -> Arguments:
-        """Return the configuration whose shapes are nearest to the target.
+        """Return the configuration whose shapes have the smallest distance to the target.
 
-        1. Make the single change that reduces the distance most; repeat.
-        2. Try values that equal a size before values that scale with it or are unset.
-        3. If no single change helps, try two changes by the same ratio together.
+        1. Repeatedly make the single change that reduces the distance most.
+        2. First try numbers that equal a size, then numbers that scale with a size and unset
+           entries.
+        3. If no single change helps, change two numbers by the same ratio.
         """
         here = self.start
         while rest := self._distance(here):
@@ -273,14 +272,13 @@ class ArgumentSearch:
         return here
 
     def fitting(self) -> Iterator[Arguments]:
-        """Yield configurations with the target's shapes, the one with the fewest changes first.
+        """Yield configurations with the target shapes, first the one with the fewest changes.
 
-        Some values, such as number and size of heads, affect shapes only by their product. They are
-        changed together: all by one ratio, or a few at a time.
+        Some numbers, such as the number and size of heads, affect shapes only by their product.
 
-        1. Yield the nearest configuration.
-        2. Fix values that change a dimension on which no other value has an effect.
-        3. Combine changes of the other values.
+        1. Yield the configuration of :meth:`nearest`.
+        2. Keep numbers that alone determine a dimension.
+        3. Combine changes of the other numbers: all by one ratio, or a few at a time.
         """
         first = self.nearest()
         goal = self.shapes(first) or {}
@@ -317,7 +315,7 @@ class ArgumentSearch:
         return float("inf") if shapes is None else distance_to(self.target, shapes)
 
     def _pairs_of_sizes(self, arguments: Arguments) -> set[tuple[int, int]]:
-        """Return pairs of actual and target sizes: of dimensions, and numbers of layers."""
+        """Return pairs of an actual and a target size, of dimensions and of numbers of layers."""
         shapes = self.shapes(arguments) or {}
         pairs = set(unequal_sizes(self.target, shapes).values())
         goal = runs(self.target)
@@ -328,7 +326,7 @@ class ArgumentSearch:
         }
 
     def _equal(self, arguments: Arguments) -> Iterator[Arguments]:
-        """Yield configurations in which a number that equals a size becomes the target size."""
+        """Yield configurations in which a number that equals a size is set to the target size."""
         for has, goal in sorted(self._pairs_of_sizes(arguments)):
             for way, value in numbers_in(arguments):
                 if value == has:
@@ -337,7 +335,7 @@ class ArgumentSearch:
                     yield from self._with_lists(result, has, goal)
 
     def _with_lists(self, arguments: Arguments, has: int, goal: int) -> Iterator[Arguments]:
-        """Yield configurations whose lists per layer only have items of the remaining layers.
+        """Yield configurations in which lists with an item per layer lose items of removed layers.
 
         Entries that the class computes, such as lists of stage names, are removed.
         """
@@ -354,10 +352,10 @@ class ArgumentSearch:
             yield {k: v for k, v in arguments.items() if k not in self.derived}
 
     def _scaled(self, arguments: Arguments) -> Iterator[Arguments]:
-        """Yield configurations in which a number scales as a size does, or an unset entry is set.
+        """Yield configurations in which a number is multiplied by a ratio, or None is replaced.
 
-        A size may be the quotient of others: it scales as sizes that are already right, or
-        inversely.
+        The ratios are those of target sizes to actual or original sizes, and their inverses, since
+        a size may be a quotient of other sizes.
         """
         ratios = self._ratios(arguments) | self._ratios(self.start)
         ratios |= {1 / ratio for ratio in ratios if ratio}
@@ -391,7 +389,7 @@ class ArgumentSearch:
     def _options(
         self, first: Arguments, goal: StateShapes
     ) -> dict[tuple[Route, int], set[tuple[str, int]]]:
-        """Return possible new values of numbers, with the dimensions that each changes."""
+        """Return a dict from each possible change (path, number) to the dimensions it affects."""
         result = {}
         for way, new, _ in self._moves(self.start, {Fraction(1), *self._ratios(self.start)}):
             if not isinstance(new, int) or get(first, way) in (None, new):
@@ -403,7 +401,7 @@ class ArgumentSearch:
 
 
 def _is_list(value: object) -> bool:
-    """Return whether a value is a list of items of one kind; a pair of list and number is not."""
+    """Return whether a value is a list whose items are all lists, or all other values."""
     return (
         isinstance(value, list | tuple) and len({isinstance(v, list | tuple) for v in value}) == 1
     )

@@ -1,7 +1,8 @@
-"""Folders of safetensors files: reading a few rows at a time, writing shard by shard.
+"""Reading and writing of folders of safetensors files, a few rows at a time.
 
-Only the rows that are being copied are in memory. Format of a file: eight bytes with the length of
-the header, the header as JSON (dtype, shape and byte range of each tensor), then the data.
+Only the rows that are being copied are in memory. A safetensors file consists of eight bytes with
+the length of the header, the header as JSON (dtype, shape and byte range of each tensor), and the
+data.
 """
 
 from __future__ import annotations
@@ -33,18 +34,19 @@ _WORDS = {dtype: word for word, dtype in _DTYPES.items()}
 
 
 class Shards(LazyState):
-    """The tensors of a folder of safetensors files, read on access.
+    """The tensors in a folder of safetensors files, which are read on access.
 
     Attributes:
         files: Paths of the files, sorted.
 
     Raises:
-        GraphError: If the folder has no such files, or its index does not match them.
+        GraphError: If the folder does not contain safetensors files, or its index does not match
+            them.
     """
 
     def __init__(self, folder: Path) -> None:
         index = None
-        if not (folder / SINGLE).is_file():  # the order in which transformers looks for them
+        if not (folder / SINGLE).is_file():  # in the order of transformers
             index = _index(folder)
         self.files = sorted(
             {folder / name for name in index.values()} if index else {folder / SINGLE}
@@ -75,19 +77,19 @@ class Shards(LazyState):
 
     @property
     def shard_size(self) -> int:
-        """Limit on the bytes of a shard when saving: the largest shard, at most the default."""
+        """The maximum size of a saved shard in bytes: that of the largest shard, up to 5 GB."""
         sizes = [file.stat().st_size for file in self.files]
         return min(MAX_SHARD, max(sizes)) if len(sizes) > 1 else MAX_SHARD
 
     def _read(self, name: str, start: int, stop: int) -> Tensor:
-        with opened(self._file[name]) as file:  # memory-mapped: only these rows are read
+        with opened(self._file[name]) as file:  # memory-mapped, so only these rows are read
             if not self.types[name].dim():
                 return file.get_tensor(name)
             return file.get_slice(name)[start:stop]
 
 
 def _index(folder: Path) -> dict[str, str]:
-    """Return the file of each tensor."""
+    """Return a dict from tensor to the name of its file."""
     path = folder / INDEX
     try:
         index = json.loads(path.read_text("utf-8"))["weight_map"]
@@ -105,7 +107,7 @@ def _index(folder: Path) -> dict[str, str]:
 
 
 def _types(file: Path) -> dict[str, Tensor]:
-    """Return the tensors of a file without their data."""
+    """Return a dict from tensor to its type, without reading the data."""
     result = {}
     with opened(file) as tensors:  # checks the header, and that the file is complete
         for name in tensors.keys():
@@ -127,8 +129,8 @@ def opened(file: Path) -> Iterator[Any]:
     """Open a file for reading.
 
     Raises:
-        GraphError: If the file cannot be opened. (An ``OSError`` would also mean an error in
-            writing.)
+        GraphError: If the file cannot be opened. An ``OSError`` would look like an error in
+            writing.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -140,7 +142,7 @@ def opened(file: Path) -> Iterator[Any]:
 
 
 def write_shards(folder: Path, state: LazyState, max_shard_size: int = MAX_SHARD) -> None:
-    """Write a state tensor by tensor as ``model.safetensors``, or as shards with an index."""
+    """Write a state, tensor by tensor, as ``model.safetensors`` or as shards with an index."""
     shards = [*_shards(state.types, max_shard_size)]
     count = len(shards)
     files = [f"model-{i:05}-of-{count:05}.safetensors" for i in range(1, count + 1)]
@@ -156,7 +158,10 @@ def write_shards(folder: Path, state: LazyState, max_shard_size: int = MAX_SHARD
 
 
 def _shards(types: Mapping[str, Tensor], limit: int) -> Iterator[list[str]]:
-    """Yield the tensors of each shard: as many as fit, in order; a larger tensor has its own."""
+    """Divide the tensors, in order, into shards of at most a number of bytes.
+
+    A tensor that is larger than the limit has its own shard.
+    """
     names: list[str] = []
     size = 0
     for name, like in types.items():
@@ -169,7 +174,7 @@ def _shards(types: Mapping[str, Tensor], limit: int) -> Iterator[list[str]]:
 
 
 def _write(file: Path, state: LazyState, names: list[str]) -> None:
-    # Wide dtypes first, so that each tensor is aligned to its element size.
+    # Write wide dtypes first, so that each tensor is aligned to its element size.
     order = sorted(names, key=lambda name: -state.types[name].element_size())
     ends = [0, *itertools.accumulate(state.types[name].nbytes for name in order)]
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}

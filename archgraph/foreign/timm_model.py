@@ -1,4 +1,4 @@
-"""Export of a rewritten graph for ``timm.create_model``: a file of weights, and arguments."""
+"""Export of a rewritten timm model, as weights and arguments for ``timm.create_model``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from archgraph.hints import optional_module
 from archgraph.ops.schema import torch_dtype
 from archgraph.states import State
 
-# Arguments of create_model that select weights.
+# Arguments of timm.create_model that load weights.
 _WEIGHTS = {"pretrained", "checkpoint_path"}
 
 
@@ -31,25 +31,27 @@ _WEIGHTS = {"pretrained", "checkpoint_path"}
 def to_timm(
     graph: ArchGraph, /, state: State, name: str, file: str | os.PathLike[str], **args: Any
 ) -> dict[str, Any]:
-    """Write a cut or shortened network as weights for ``timm.create_model``.
+    """Write the weights of a cut or shortened network in a file for ``timm.create_model``.
 
-    The arguments are found by trial, as :func:`archgraph.to_transformers` finds a configuration,
-    starting from those with which the model's class was constructed.
+    The arguments for the new network are searched, starting from those with which the class of the
+    original model was constructed (see :func:`archgraph.to_transformers`).
 
     Args:
-        graph: The network: a traced and rewritten model of timm.
-        state: Its weights.
+        graph: A traced and rewritten timm model.
+        state: The weights of the network.
         name: Name of the original model in timm.
         file: The safetensors file to write.
         **args: Arguments with which the original model was created.
 
     Returns:
-        Arguments of the network, without those that load weights. Load it with
-        ``timm.create_model(name, checkpoint_path=file, **arguments)``.
+        Arguments of the new network. ``timm.create_model(name, checkpoint_path=file, **arguments)``
+        loads it.
 
     Raises:
-        RewriteError: If no arguments give these shapes; names the axis in the way.
-        GraphError: If timm is not installed or does not have this model; if the state does not fit.
+        RewriteError: If no arguments give the shapes of the network. The error names the axis that
+            prevents it.
+        GraphError: If timm is not installed or does not have this model, or if the state does not
+            fit the graph.
 
     Example:
         >>> import timm  # doctest: +SKIP
@@ -71,7 +73,7 @@ def timm_fit(name: str, **args: Any) -> Callable[[ArchGraph], Fit]:
 
     Args:
         name: Name of the model.
-        **args: Arguments with which it was created.
+        **args: Arguments with which the model was created.
 
     Raises:
         GraphError: If timm is not installed or does not have this model.
@@ -96,7 +98,7 @@ def timm_fit(name: str, **args: Any) -> Callable[[ArchGraph], Fit]:
 
 
 def _without_weights(args: Arguments) -> Arguments:
-    """Return the arguments without those that load weights, which only fit the original."""
+    """Return the arguments without those that load the weights of the original model."""
     return {key: value for key, value in args.items() if key not in _WEIGHTS}
 
 
@@ -113,7 +115,7 @@ def _changed(start: Arguments, arguments: Arguments) -> Arguments:
 def _recorded(kind: type[nn.Module]) -> Iterator[list[Arguments]]:
     """Record the arguments with which a class is constructed, including defaults.
 
-    An entry point of timm adds arguments of its own, but does not store them.
+    The function of timm that creates a model passes arguments to the class without storing them.
     """
     construct, calls = kind.__init__, list[Arguments]()
     signature = inspect.signature(construct)
@@ -123,7 +125,7 @@ def _recorded(kind: type[nn.Module]) -> Iterator[list[Arguments]]:
         bound.apply_defaults()
         values: Arguments = {}
         for key, value in {**bound.arguments, **kwargs}.items():
-            # If a class takes a configuration, its fields are arguments, too.
+            # If an argument is a configuration, its fields are also arguments.
             values |= vars(value) if dataclasses.is_dataclass(type(value)) else {key: value}
         calls.append({k: v for k, v in values.items() if not isinstance(v, nn.Module | dict)})
         construct(self, *args, **kwargs)

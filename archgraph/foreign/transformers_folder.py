@@ -1,4 +1,4 @@
-"""Folders of transformers: reading them as graphs with weights, and writing them from graphs."""
+"""Reading of transformers folders as graphs with weights, and writing of such folders."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
-# Length of the example for a text model; no size of a weight depends on it.
+# Length of the example for a text model, on which the sizes of weights do not depend.
 WORDS = 16
-# Number of configurations with the right shapes that are traced before the search gives up.
+# Maximum number of configurations with the right shapes that are traced.
 TRACED = 16
-# Suffixes of weight files, which are not copied with the other files of a folder.
+# Suffixes of files with weights. All other files of a folder are copied.
 _WEIGHTS = {
     ".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx", ".pkl",
 }  # fmt: skip
@@ -53,7 +53,7 @@ def _transformers() -> ModuleType:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Hide warnings about configurations that are only tried, and the progress bar of writing."""
+    """Suppress warnings about configurations during a search, and the progress bar of saving."""
     _transformers()
     from transformers.utils import logging
 
@@ -70,11 +70,11 @@ def _quiet() -> Iterator[None]:
 def from_transformers(
     folder: str | os.PathLike[str], **inputs: Tensor
 ) -> tuple[ArchGraph, LazyState]:
-    """Read the graph of a transformers folder from its configuration; weights stay in the files.
+    """Read the graph of a transformers folder, without loading its weights.
 
-    The transformers class that ``config.json`` names is constructed without memory for its
-    parameters and traced in the configuration's dtype. Nothing is downloaded, no pickle is opened,
-    and no code in the folder is executed. The graph is not verified, which would need the weights.
+    The transformers class that ``config.json`` names is constructed on the meta device and traced
+    in the configuration's dtype. Nothing is downloaded, no pickle is opened, and no code in the
+    folder is executed. The graph is not compared with the model, which would require the weights.
 
     Args:
         folder: A folder with ``config.json`` and weights in safetensors, in one file or in shards.
@@ -85,8 +85,8 @@ def from_transformers(
         The graph, and its weights as a state that reads each tensor from its file on access.
 
     Raises:
-        GraphError: If the folder does not contain a model, lacks weights, or is quantised; if the
-            inputs of the model are unknown.
+        GraphError: If the folder does not contain a model, lacks weights, or contains a quantised
+            model, or if example inputs are required.
         TraceError: If the class cannot be traced.
 
     Example:
@@ -97,7 +97,7 @@ def from_transformers(
     original = FolderModel(folder)
     weights = FolderWeights(original.folder, original.model)
     graph = original.trace(inputs or original.example())
-    # One note instead of two about a model without memory.
+    # Replace the notes about the meta device by one note.
     notes = [
         note
         for note in graph.notes
@@ -126,37 +126,37 @@ def to_transformers(
 ) -> dict[str, Any]:
     r"""Write a cut, shortened or lengthened network as a folder for ``from_pretrained``.
 
-    The configuration is found by trial. Numbers of the original configuration that equal, or scale
-    with, the sizes that were cut and the number of layers are changed until the class has the
-    network's tensors in their shapes and computes the same. A model in memory is compared with
-    random weights, a folder by operators. Layers are numbered without gaps. Weights keep their
-    dtype.
+    The configuration is found by a search. Numbers in the original configuration are changed until
+    the class has the shapes of the network and computes the same. A model in memory is compared by
+    its results with random weights, the model in a folder by its operators. Layers are numbered
+    without gaps. Weights keep their dtype.
 
-    A model that returns hidden states pins its width. Trace a wrapper that returns only logits,
-    with the arguments of the model's ``forward``, and pass the model itself here.
+    The width of a model that returns hidden states cannot be cut. Instead, trace a wrapper that
+    returns only logits and has the arguments of the model's ``forward``, and pass the model here.
 
-    With a state of :func:`archgraph.from_transformers`, ``state.through(small.transfer)``, only the
-    rows that are being copied from folder to folder are in memory. Tensors keep the dtype of their
-    file, and other files of the folder (such as a tokenizer) are copied.
+    To copy from folder to folder with only the current rows in memory, pass the state
+    ``state.through(small.transfer)``, where ``state`` is the result of
+    :func:`archgraph.from_transformers`. Tensors then keep the dtype of their file, and other files
+    of the folder (such as a tokenizer) are copied.
 
     Args:
-        graph: The network: a traced and rewritten model.
-        state: Its weights.
+        graph: A traced and rewritten model.
+        state: The weights of the network.
         like: The traced model, or its folder. The model may be wrapped by PEFT.
-        folder: Folder to write ``config.json`` and the weights to. If the original is a folder,
-            this must be a new one.
-        max_shard_size: Largest size of a file of weights, in bytes. Default: as in the original
+        folder: Folder for ``config.json`` and the weights. If the original is a folder, this folder
+            must be new or empty.
+        max_shard_size: Maximum size of a file of weights, in bytes. Default: as in the original
             folder, at most 5 GB.
 
     Returns:
-        Entries of the configuration that differ from the original: by name, in lists by index;
-        lists of another length as a whole.
+        A dict of the configuration entries that differ from the original. An item of a list has the
+        name of the list followed by its index; a list of another length is returned completely.
 
     Raises:
-        RewriteError: If no configuration of the class has these shapes, or those that have them
-            compute something else; names the axis or block in the way, and the nearest
-            configuration.
-        GraphError: If the state does not fit the graph, or the folder's model is not readable.
+        RewriteError: If no configuration of the class has the shapes of the network, or the class
+            then computes something else. The error names the axis or block that prevents it, and
+            the nearest configuration.
+        GraphError: If the state does not fit the graph, or the model of a folder cannot be read.
         RunError: If the folder is not empty, or cannot be written.
 
     Example:
@@ -194,7 +194,7 @@ def transformers_finder(like: object) -> Callable[[GraphLike], tuple[Fit, Argume
         like: The original model, or its folder.
 
     Raises:
-        GraphError: If ``like`` is neither.
+        GraphError: If ``like`` is neither a transformers model nor a folder.
     """
     if isinstance(like, str | os.PathLike):
         like = FolderModel(like)
@@ -240,7 +240,7 @@ def transformers_finder(like: object) -> Callable[[GraphLike], tuple[Fit, Argume
 
 
 def _check_spare(graph: ArchGraph, state: State, model: nn.Module) -> None:
-    """Raise if neither the network nor its class has a tensor of the state: it would be lost."""
+    """Raise an error if the state has a tensor that neither the network nor its class has."""
     known = {name for p in graph.params for name in (p.name, *p.aliases)} | {
         *map(author_name, model.state_dict())
     }
@@ -255,14 +255,14 @@ def _check_spare(graph: ArchGraph, state: State, model: nn.Module) -> None:
 
 
 class FolderModel:
-    """The model of a folder, without memory for its parameters.
+    """The model of a transformers folder, without its weights.
 
     Attributes:
         folder: The folder.
         model: The model, with parameters on the meta device and buffers as computed by the class.
 
     Raises:
-        GraphError: If the folder does not contain a model, or a quantised one.
+        GraphError: If the folder does not contain a model, or contains a quantised model.
     """
 
     def __init__(self, like: str | os.PathLike[str]) -> None:
@@ -295,7 +295,7 @@ class FolderModel:
 
     def make(self, config: PretrainedConfig) -> PreTrainedModel:
         """Construct the model of a configuration, in the dtype in which it would be loaded."""
-        # The default of the class: a configuration may name code of another package or repository.
+        # Use the default attention: a configuration may name code of another package or repository.
         config._attn_implementation = None
         if hasattr(config, "_experts_implementation"):  # others use operators outside ATen
             config._experts_implementation = "batched_mm"
@@ -312,7 +312,7 @@ class FolderModel:
         """Return example inputs.
 
         Raises:
-            GraphError: If the inputs of the model are unknown.
+            GraphError: If the configuration does not specify the inputs of the model.
         """
         name, config = self.model.main_input_name, self.model.config
         words = getattr(config, "text_config", config)
@@ -322,7 +322,7 @@ class FolderModel:
             most = getattr(words, "max_position_embeddings", None) or WORDS
             length = min(most, WORDS) if most > 0 else WORDS
             inputs |= {name: torch.zeros(2, length, dtype=torch.int64) for name in names}
-        # Images among the tokens need special tokens: use an example without images.
+        # Images require special tokens, so use an example without images.
         beside = "image" in self.model.input_modalities and not hasattr(config, "image_token_id")
         images = (
             getattr(config, "vision_config", config) if beside or name == "pixel_values" else None
@@ -342,10 +342,10 @@ class FolderModel:
     def trace(
         self, inputs: Mapping[str, Any], model: nn.Module | None = None, *, train: bool = False
     ) -> ArchGraph:
-        """Trace this model, or another one, without verification."""
+        """Trace this model, or another model of its class, without verification."""
         model = model or self.model
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", TraceWarning)  # the graph has them as notes
+            warnings.simplefilter("ignore", TraceWarning)  # warnings are also notes of the graph
             return trace(model, train=train, strict=False, verify=False, **inputs).graph
 
     @_quiet()
@@ -356,26 +356,24 @@ class FolderModel:
         inputs: Mapping[str, Any],
         model: nn.Module | None = None,
     ) -> bool:
-        """Return whether a graph computes the same as this model or ``model``, by its operators.
-
-        The graph of a run also has the operators of training, such as dropout.
+        """Return whether a graph has the same operators as a model.
 
         Args:
-            graph: The graph.
-            names: Name of a tensor in the graph → its name in the model.
-            inputs: Inputs of the graph.
-            model: The other model.
+            graph: The graph, which may also have operators of training, such as dropout.
+            names: Dict from the name of a tensor in the graph to its name in the model.
+            inputs: Example inputs.
+            model: The model. Default: the model of the folder.
         """
         traced = (self.trace(inputs, model, train=train) for train in (False, True))
         return any(first_unequal(graph, one, names) is None for one in traced)
 
     def first_unlike(self, tensors: Mapping[str, Tensor]) -> str | None:
-        """Return the first tensor that the files lack or have with other values; None if all agree.
+        """Return the first tensor that differs from the files, or is not in them; None if equal.
 
-        Only weights in safetensors files are read.
+        Only safetensors files are read.
 
         Args:
-            tensors: Tensors by their names in the class.
+            tensors: Dict from name in the class to tensor.
 
         Raises:
             GraphError: If the files cannot be read, or lack weights of the model.
@@ -394,7 +392,7 @@ def _rewrite_folder(
     folder: Path,
     max_shard_size: int | None,
 ) -> dict[str, Any]:
-    """Write a network that was read from a folder to another folder, tensor by tensor."""
+    """Write a network whose state is read from a folder to another folder, tensor by tensor."""
     fit, arguments = transformers_finder(original)(graph)
     net = original.make(type(original.model.config).from_dict(arguments))
     weights = FolderWeights(original.folder, original.model)
@@ -431,11 +429,11 @@ def _rewrite_folder(
 
 
 def _arranged(net: nn.Module, fit: Fit, state: LazyState, weights: FolderWeights) -> LazyState:
-    """Return the weights of a class, each once, in its order and under its names.
+    """Return a state with the names and the order of a class; tied weights occur once.
 
-    1. Take a weight from the network, under any of its names.
-    2. Take tensors that forward does not read from the original, if they have the same shape.
-    3. Otherwise parameters are zero, and buffers keep the values that the class computes.
+    1. Take weights from the network.
+    2. Take tensors that forward does not read from the original, if the shapes are equal.
+    3. Otherwise, parameters are zero, and buffers have the values that the class computes.
     """
     leaf = {new: fit.owner[name] for name, new in fit.names.items()}
     tensors = dict(net.named_parameters(remove_duplicate=False))
@@ -461,7 +459,7 @@ def _arranged(net: nn.Module, fit: Fit, state: LazyState, weights: FolderWeights
 
 
 class _Arranged(LazyState):
-    """Tensors of several states under new names."""
+    """A state of tensors from several other states, under new names."""
 
     def __init__(self, sources: Mapping[str, tuple[LazyState, str]]) -> None:
         self._sources = sources
@@ -471,7 +469,7 @@ class _Arranged(LazyState):
         )
 
     def bands(self, name: str) -> Iterator[Tensor]:
-        """Yield a tensor in the bands of its original state."""
+        """Yield a tensor as consecutive groups of rows, as its original state does."""
         state, old = self._sources[name]
         return state.bands(old)
 
@@ -484,7 +482,7 @@ def check_new(folder: Path, original: Path) -> None:
     """Check that a folder is empty and is not the original folder.
 
     Raises:
-        RunError: If this is not the case.
+        RunError: If the folder is not empty, or is the original folder.
     """
     if folder.resolve() == original.resolve():
         raise RunError("is the original folder", where=str(folder), expected="another one")
@@ -494,10 +492,9 @@ def check_new(folder: Path, original: Path) -> None:
 
 @contextlib.contextmanager
 def _without_memory() -> Iterator[None]:
-    """Move each parameter to the meta device as soon as it is assigned; buffers keep their values.
+    """Move each parameter to the meta device as soon as a module registers it.
 
-    A graph needs the tables that a class computes from its sizes (such as frequencies), but no
-    weights.
+    Buffers keep their values, since a graph contains tables (such as frequencies) but no weights.
     """
     register = nn.Module.register_parameter
 
@@ -513,11 +510,11 @@ def _without_memory() -> Iterator[None]:
 
 
 def _derived(config: type[PretrainedConfig], start: Arguments) -> frozenset[str]:
-    """Return the lists that a configuration computes itself if they are missing."""
+    """Return the names of lists that a configuration computes if they are missing."""
     rest = dict(start)
     for key in [k for k, v in rest.items() if isinstance(v, list | tuple)]:
         fewer = {k: v for k, v in rest.items() if k != key}
-        with contextlib.suppress(Exception):  # a class may require the list
+        with contextlib.suppress(Exception):  # the configuration may require the list
             if config.from_dict(fewer).to_dict() == start:
                 rest = fewer
     return frozenset(start.keys() - rest.keys())

@@ -1,23 +1,26 @@
-"""ONNX files: export of a graph with its weights, and import of any file.
+"""Export of a graph with its weights to an ONNX file, and import of ONNX files.
 
-Writing (``export``): PyTorch's exporter converts the built module in evaluation. ``names`` sets
-readable names, ``mark`` writes the graph as text into the metadata, and ``session`` compares the
-file in onnxruntime with PyTorch before it is moved to its path.
+Export (``export``): PyTorch's exporter converts the built module in evaluation mode. ``names`` sets
+readable names, ``mark`` stores the graph as text in the metadata, and ``session`` compares the
+results of the file in onnxruntime with those of PyTorch before the file is moved to its path.
 
-Reading (``read``): if ``mark`` finds a graph, and the operators are unchanged, this graph is used,
-and only weights are read from the file. The nodes of other files (``imported``) become a module:
+Import (``read``): If the metadata contains a graph and the operators of the file are unchanged,
+this graph is used, and only the weights are read from the file. For other files (``imported``), the
+nodes become a PyTorch module, which is captured as a graph:
 
-1. ``network``: each node is a step, computed by a row of ``operators``. Values that follow from
-   constants are folded (``operators/known.py``). ``fusion`` replaces layers that are decomposed
-   into several nodes by one step, using ``patterns``.
-2. The module is captured in evaluation (:func:`archgraph.capture.trace.trace_own`).
-3. ``batches`` compares graph and nodes at other open sizes. A file for a fixed batch size is read
-   for all sizes if its examples do not depend on each other.
+1. ``network`` builds the module. The table in ``operators`` has a row for each supported ONNX
+   operator, with a function that computes the operator in PyTorch. Values that only depend on
+   constants are computed at once (``operators/known.py``). ``fusion`` replaces layers that the file
+   decomposes into several nodes, which it finds with ``patterns``.
+2. The module is captured in evaluation mode (:func:`archgraph.capture.trace.trace_own`).
+3. ``batches`` compares the graph with the nodes at other sizes. A file for a fixed batch size can
+   be used for all batch sizes if its examples do not depend on each other.
 
-- No code in a file is executed; ``tensors`` reads external weights only from the file's own folder.
-- A row computes exactly what ONNX specifies, or raises. Only the capture creates graph nodes.
+- No code in a file is executed. ``tensors`` reads external weights only from the folder of the
+  file.
+- A row computes exactly what ONNX specifies, or raises an error.
 
-The extra ``onnx`` installs the packages, which are imported on first use.
+The extra ``onnx`` installs the required packages, which are imported on first use.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ def require_packages(*names: str) -> None:
     """Import packages of the extra ``onnx``.
 
     Raises:
-        RunError: If one is not installed; names the command that installs it.
+        RunError: If a package is not installed. The hint shows the command that installs it.
     """
     for name in names:
         optional_module(name, kind=RunError, where="ONNX files")

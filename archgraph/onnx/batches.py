@@ -1,4 +1,4 @@
-"""Check that a graph is right for batch sizes and open sizes other than those of its file."""
+"""Check that a graph from a file is also correct for other batch sizes and open sizes."""
 
 from __future__ import annotations
 
@@ -30,24 +30,23 @@ TensorsByName: TypeAlias = Mapping[str, Tensor]
 def check_batches(
     graph: ArchGraph, state: TensorsByName, module: OnnxModule, path: Path, batch: int | None
 ) -> None:
-    """Raise if a graph computes something else than its file for a batch of twice the size.
+    """Raise an error if a graph is wrong for a batch of twice the file's batch size.
 
-    A file for a fixed batch size (or with a batch size in a reshape) can be read for any size on
-    request. This is right only if examples do not interact: a batch of two parts must give the
-    results of both parts.
+    On request, a file for a fixed batch size is read for any batch size. This is correct only if
+    the results for an example do not depend on other examples of the batch.
 
-    1. If the file is for any batch size and its nodes accept two examples, the graph must give the
-       same results as the nodes.
-    2. Otherwise both parts together must give the same results as each part alone.
-    3. If the file has a fixed batch size, the first part must give the results of onnxruntime.
-    4. Condition 2 must also hold for large inputs: a bound may only affect these.
+    1. If the file is for any batch size and its nodes accept two examples, compare the results of
+       the graph with those of the nodes.
+    2. Otherwise, compare the results for the batch with the results for both halves of the batch.
+    3. If the file has a fixed batch size, also compare the first half with onnxruntime.
+    4. Repeat step 2 with large inputs, since a clamp may only affect large values.
 
     Args:
         graph: The graph read from the file.
         state: Its weights.
-        module: The file's nodes.
+        module: Module that computes the nodes of the file.
         path: The file.
-        batch: Number of examples that the file is for; None if it is open.
+        batch: Batch size of the file; None for any size.
 
     Raises:
         SpecError: If the results differ.
@@ -68,18 +67,18 @@ def check_batches(
             expected = run_session(open_session(path), [*first.values()])
             same = _all_close(_computed(built, first, where), expected, graph)
         if same and (large := _large(both)):  # 4.
-            with contextlib.suppress(SpecError):  # indices beyond a table
+            with contextlib.suppress(SpecError):  # large indices may be outside a table
                 same = _apart(graph, built, large, _computed(built, large, where), where)
     if not same:
         raise SpecError(
-            "is for a fixed batch size, and its examples interact: two give other results than one",
+            "is for a fixed batch size, and its result for one example depends on other examples",
             where=where,
-            hint="export it with an open batch size, and without batch sizes in reshapes",
+            hint="export it with a dynamic batch size, and without batch sizes in reshapes",
         )
 
 
 def are_apart(graph: ArchGraph, state: TensorsByName, where: str) -> bool:
-    """Return whether examples along the presumed batch axis are computed independently."""
+    """Return whether the examples along the batch axis are computed independently."""
     built, both = build(graph, state).eval(), random_inputs(graph)
     _check_results(graph, where, {BATCH_WORD: 2})
     return _apart(graph, built, both, _computed(built, both, where), where)
@@ -88,9 +87,9 @@ def are_apart(graph: ArchGraph, state: TensorsByName, where: str) -> bool:
 def check_sizes(
     graph: ArchGraph, state: TensorsByName, module: OnnxModule, where: str, batch: int | None
 ) -> None:
-    """Raise if a graph computes something else than the file's nodes at other open sizes.
+    """Raise an error if a graph and its file compute different results at other open sizes.
 
-    The nodes run on examples of the file's batch size.
+    The batch size is that of the file.
 
     Raises:
         SpecError: If the results differ.
@@ -102,7 +101,7 @@ def check_sizes(
     _check_results(graph, where, {**sizes, BATCH_WORD: batch or 2})
     expected = _computed_by_nodes(module, inputs)
     if expected is None or not _all_close(_computed(built, inputs, where), expected, graph):
-        message = "computes something else for other sizes than those of the example"
+        message = "the graph and the file compute different results at other sizes"
         raise SpecError(
             message,
             where=where,
@@ -114,20 +113,20 @@ def check_sizes(
 def check_range(
     graph: ArchGraph, module: OnnxModule, where: str, values: Iterable[int], batch: int | None
 ) -> None:
-    """Raise an error if the file runs at some open sizes at which the graph is not valid.
+    """Raise an error if the file accepts an open size for which the graph is not valid.
 
-    For example, a map that is downsampled, upsampled and joined with the original only fits if its
-    height is a multiple of four, which a range of sizes cannot express.
+    A graph is valid for a range of sizes. This is not enough if, for example, a feature map is
+    downsampled, upsampled and added to the original, so that its height must be a multiple of four.
 
     Args:
         graph: The graph read from the file.
-        module: The file's nodes.
+        module: Module that computes the nodes of the file.
         where: The file.
-        values: Open sizes at which the nodes are tried.
-        batch: Number of examples that the file is for; None if it is open.
+        values: Open sizes to try.
+        batch: Batch size of the file; None for any size.
 
     Raises:
-        SpecError: If it does not; names the sizes that must be set.
+        SpecError: If the file accepts such a size. The hint names the sizes to set.
     """
     opened = {name: size for name, size in open_sizes(graph).items() if name != BATCH_WORD}
     for value in values:
@@ -138,23 +137,23 @@ def check_range(
         if _computed_by_nodes(module, inputs) is not None:
             holds = ", ".join(outside)
             raise SpecError(
-                "no graph holds for all open sizes that the file accepts",
+                "the graph is not valid for all open sizes that the file accepts",
                 where=where,
-                found=f"the graph holds for {holds}; the file also computes at {value}",
+                found=f"the graph is valid for {holds}; the file also accepts {value}",
                 hint=give_sizes(opened),
             )
 
 
 def give_sizes(names: Iterable[str]) -> str:
-    """Return the hint to set the open sizes of a file."""
+    """Return a hint to set the open sizes of a file."""
     return f"set the open sizes of the file: {', '.join(f'{name}=N' for name in names)}"
 
 
 def _check_results(graph: ArchGraph, where: str, sizes: Mapping[str, int]) -> None:
-    """Raise if a result of an operator is too large to be computed for a comparison.
+    """Check that no operator's result is too large to be computed for a comparison.
 
     Raises:
-        SpecError: If one is; names its module.
+        SpecError: If a result is too large. The error names the module of the operator.
     """
     sizes = {**{name: size.probe for name, size in open_sizes(graph).items()}, **sizes}
     most = LIMITS.onnx_result_elements
@@ -173,7 +172,7 @@ def _computed(module: torch.nn.Module, inputs: TensorsByName, where: str) -> lis
     """Compute the results of a graph.
 
     Raises:
-        SpecError: If they cannot be computed, for example because an axis does not exist.
+        SpecError: If PyTorch raises an error.
     """
     try:
         return outputs(module, inputs)
@@ -182,7 +181,7 @@ def _computed(module: torch.nn.Module, inputs: TensorsByName, where: str) -> lis
 
 
 def _computed_by_nodes(module: OnnxModule, inputs: TensorsByName) -> list[Tensor] | None:
-    """Compute the results of the file's nodes; None if they reject the sizes."""
+    """Compute the results of the file's nodes; return None if the nodes reject the sizes."""
     try:
         return outputs(module.eval(), inputs)
     except (RuntimeError, SpecError):
@@ -202,7 +201,7 @@ def _apart(
 
 
 def _large(inputs: TensorsByName) -> dict[str, Tensor]:
-    """Return inputs a hundred times as large, and whole numbers up to seven; {} if no inputs."""
+    """Return the inputs with floating-point numbers times 100, and integers up to seven."""
     generator = torch.Generator().manual_seed(1)
     large = {
         name: x * 100
@@ -227,7 +226,7 @@ def _batch_axes(type_: object) -> list[int]:
 
 
 def _halves(graph: ArchGraph, both: TensorsByName) -> Iterator[dict[str, Tensor]]:
-    """Yield the inputs of each half of a batch; an input without a batch axis belongs to both."""
+    """Yield the inputs of each half of a batch; both halves get inputs without a batch axis."""
     axes = [_batch_axes(node.type) for node in _inputs(graph)]
     for half in range(2):
         yield {
@@ -237,7 +236,7 @@ def _halves(graph: ArchGraph, both: TensorsByName) -> Iterator[dict[str, Tensor]
 
 
 def _joined(parts: tuple[Tensor, ...], type_: object) -> Tensor:
-    """Join the results of two examples; without a batch axis, both must be equal."""
+    """Concatenate the results of both halves; without a batch axis, they must be equal."""
     axes = _batch_axes(type_)
     if axes:
         return torch.cat(parts, axes[0])

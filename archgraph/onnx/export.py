@@ -1,7 +1,6 @@
 """Export of a graph and its weights as an ONNX file, with PyTorch's exporter.
 
-A separate table would repeat what onnxscript maintains for 500 operators. Without ``optimize``,
-every weight keeps its name; with it, norms are folded into other weights.
+By default, each weight keeps its name. With ``optimize``, norms are folded into other weights.
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ if TYPE_CHECKING:
 
     import onnx_ir
 
-WEIGHTS_SUFFIX = ".data"  # appended to the model's name for the file of weights
+WEIGHTS_SUFFIX = ".data"  # suffix of a separate file for weights
 CONTROL = ("If", "Loop", "Scan")
 WeightsIn = Literal["inside", "beside"]
-# A value of onnxscript. PyTorch takes the types of translations from their annotations, so a
-# narrower annotation would refuse values.
+# A value of onnxscript. PyTorch reads the annotations of translations, and would reject values of
+# other types than a narrower annotation.
 OnnxValue: TypeAlias = Any
 
 
@@ -54,23 +53,23 @@ def export_onnx(
 ) -> Path:
     """Export a graph in evaluation mode, with its weights, as an ONNX file.
 
-    The batch size stays open, initializers have the names of the state's entries, and
-    :func:`archgraph.load` restores the same graph and state from the file.
+    The batch size is dynamic. Weights keep their names from the state. :func:`archgraph.load`
+    restores the same graph and state from the file.
 
     Args:
-        graph: Any graph: a global model, a client's model, or a part of a split.
+        graph: The graph, for example a global model, a client's model, or a part of a split model.
         state: Dict from name to parameter or buffer.
         path: Path of the file. An existing file is replaced.
-        weights: ``"inside"`` to store weights in the same file, or ``"beside"`` to store them in a
-            second file with the suffix ``.data``, which models of 2 GiB and more need.
-        optimize: Fold constants and merge operators for deployment. Weights then lose their names,
-            and the file cannot be loaded as the same graph.
-        verify: Run the file in onnxruntime for two batch sizes before it is moved to its path, and
-            compare the results with PyTorch.
+        weights: ``"inside"`` to store the weights in the same file, or ``"beside"`` to store them
+            in a second file with the suffix ``.data``. Models of 2 GiB and more need ``"beside"``.
+        optimize: Whether to fold constants and merge operators for deployment. Weights then lose
+            their names, and the file cannot be loaded as the same graph.
+        verify: Whether to run the file in onnxruntime with two batch sizes, and compare the results
+            with PyTorch, before the file is moved to its path.
 
     Raises:
-        GraphError: If the graph cannot be expressed in ONNX, or the file computes something else.
-            Nothing is written then.
+        GraphError: If the graph cannot be expressed in ONNX, or the results of the file differ from
+            PyTorch. No file is written then.
         SpecError: If the path does not end in ``.onnx``.
         RunError: If the extra ``onnx`` is not installed, or the file cannot be written.
 
@@ -83,7 +82,7 @@ def export_onnx(
     """
     target = Path(path)
     if target.suffix.lower() != ".onnx":
-        hint = "for weights alone: `archgraph export MODEL -o FILE.safetensors`"
+        hint = "to write only weights, use `archgraph export MODEL -o FILE.safetensors`"
         raise SpecError("must end in .onnx", where=str(path), hint=hint)
     require_packages("onnx", "onnxscript", *(["onnxruntime"] if verify else []))
     if weights not in get_args(WeightsIn):
@@ -102,7 +101,7 @@ def export_onnx(
             _write(model, draft, graph, beside=weights == "beside", mark=not optimize)
             if verify:
                 check_file(draft, module, str(target))
-            # Weights first, so that a model is never in place without them.
+            # Move the weights first, so that the model is never without them.
             for file in sorted(Path(at).iterdir(), key=lambda f: f.name == target.name):
                 file.replace(target.parent / file.name)
     except OSError as error:
@@ -113,10 +112,10 @@ def export_onnx(
 
 
 def _evaluated(graph: ArchGraph) -> ArchGraph:
-    """Specialise a graph to evaluation, and drop results that are not tensors.
+    """Return a graph for evaluation only, without results that are not tensors.
 
     Raises:
-        GraphError: If it writes into buffers.
+        GraphError: If the graph writes into buffers.
     """
     graph = specialise(graph, training=False)
     if graph.updates:
@@ -128,7 +127,7 @@ def _evaluated(graph: ArchGraph) -> ArchGraph:
 
 
 def _tensors(value: Value) -> Value:
-    """Drop values of a tree that are not tensors; in tuples they become None."""
+    """Remove values that are not tensors from nested results; in tuples, replace them by None."""
     match value:
         case tuple():
             return tuple(map(_tensors, value))
@@ -141,7 +140,7 @@ def _tensors(value: Value) -> Value:
 
 
 def _converted(graph: ArchGraph, state: State, optimize: bool) -> onnx_ir.Model:
-    """Convert a graph in evaluation to an ONNX model with PyTorch's exporter."""
+    """Convert a graph for evaluation to an ONNX model with PyTorch's exporter."""
     names = {Polynomial.of(name) for name in open_sizes(graph)}
     inputs = [name for _, value in graph.inputs for name in refs(value)]
     stated = [
@@ -177,7 +176,7 @@ def _converted(graph: ArchGraph, state: State, optimize: bool) -> onnx_ir.Model:
 
 
 def _check_open(model: onnx_ir.Model, names: Iterable[str]) -> None:
-    """Raise if an open size was fixed, as by PyTorch's exporter, which unrolls recurrent layers."""
+    """Raise an error if the exporter fixed an open size, for example by unrolling an LSTM."""
     shapes = [value.shape or () for value in model.graph.inputs]
     dims = {str(getattr(dim, "value", dim)) for shape in shapes for dim in shape}
     for name in names:
@@ -187,7 +186,7 @@ def _check_open(model: onnx_ir.Model, names: Iterable[str]) -> None:
 
 
 def _translations() -> dict[Callable[..., object], Callable[..., object]]:
-    """Return replacements for wrong translations of PyTorch's exporter, by operator.
+    """Return a dict from operator to the translation that replaces a wrong one of PyTorch.
 
     onnxscript 0.7 adds a bias of zeros to a convolution without a bias. For a three-dimensional
     convolution, this bias wrongly has two dimensions (microsoft/onnxscript issue 2931).
@@ -198,7 +197,7 @@ def _translations() -> dict[Callable[..., object], Callable[..., object]]:
 
 
 def _convolution(rank: int) -> Callable[..., object]:
-    """Return the translation of a convolution over ``rank`` axes."""
+    """Return the translation of a convolution with ``rank`` spatial axes."""
     from onnxscript import opset18 as op
 
     def convolution(
@@ -218,7 +217,7 @@ def _convolution(rank: int) -> Callable[..., object]:
 
 
 def _cause(error: BaseException) -> str:
-    """Return the innermost reason of a failed conversion in one line."""
+    """Return the original cause of a failed conversion, as one line."""
     while error.__cause__ is not None:
         error = error.__cause__
     text = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip().split("\n")[0]
@@ -226,7 +225,7 @@ def _cause(error: BaseException) -> str:
 
 
 def _complete(model: onnx_ir.Model, graph: ArchGraph, state: State) -> None:
-    """Add tensors that only training uses (counters, auxiliary heads) for the complete state."""
+    """Add tensors that only training uses, so that the file contains the complete state."""
     import onnx_ir
     from onnx_ir import tensor_adapters
 
@@ -244,7 +243,7 @@ def _complete(model: onnx_ir.Model, graph: ArchGraph, state: State) -> None:
 
 
 def _write(model: onnx_ir.Model, path: Path, graph: ArchGraph, *, beside: bool, mark: bool) -> None:
-    """Write a model, and check it."""
+    """Write a model and check the file."""
     import onnx
     import onnx_ir
 

@@ -1,9 +1,8 @@
 """Fusion of linear layers, norms, activations and attention that a file decomposes into nodes.
 
-A decomposition is replaced by one operator only if it exactly matches one of :data:`SPELLINGS` and
-no other node reads a value inside it. Norms are then recognised as norms, and constants of a
-decomposition (a scale of scores, the ones of a group norm) do not become trainable weights. This is
-only for files: a module that is traced and built again must give the same graph.
+A decomposition is replaced by one operator only if it exactly matches a pattern in
+:data:`SPELLINGS` and no other node reads its intermediate values. Rewrites then recognise norms,
+and constants of a decomposition, such as the scale of attention, do not become trainable weights.
 """
 
 from __future__ import annotations
@@ -24,21 +23,21 @@ from archgraph.onnx.patterns import OnnxReader
 from archgraph.ops.idioms import SPELT_GELU, SPELT_GELU_TANH, SPELT_SILU
 from archgraph.ops.patterns import Pattern, PatternMatch, Variable, either, op
 
-# Values of a pattern's variables: names of values, numbers, attributes.
+# Dict from the variables of a pattern to names of values, numbers or attributes.
 Bindings: TypeAlias = Mapping[str, OnnxSetting]
 Options: TypeAlias = dict[str, OnnxSetting]
 OnnxMatch: TypeAlias = PatternMatch[OnnxSetting, OnnxStep]
 
 
 class SpeltForm(NamedTuple):
-    """One decomposition of an operator.
+    """A pattern for one decomposition of an operator.
 
     Attributes:
-        kind: The operator, in ``ROWS`` or ``SPELT``.
-        pattern: Pattern to match with the result.
-        inputs: Variables that are its inputs; those without a value of the file are omitted.
-        attributes: Returns its attributes; None if the match computes something else.
-        flat: Variables whose tensors become one-dimensional; no other node may read them.
+        kind: The operator, a key of ``ROWS`` or ``SPELT``.
+        pattern: Pattern for the last node of the decomposition.
+        inputs: Variables of the pattern that are inputs of the operator.
+        attributes: Returns the attributes of the operator; None if the match is not this operator.
+        flat: Variables whose tensors are flattened; no other node may read these tensors.
     """
 
     kind: str
@@ -70,7 +69,7 @@ def _moved(x: Pattern) -> Pattern:
 
 
 def _along_last(values: Bindings, reader: OnnxReader) -> Options | None:
-    """Return the options of a norm with weights along the last axis, or None."""
+    """Return the options of a norm with weights along the last axis; else None."""
     weights = [reader.stored[values[name]] for name in ("w", "b") if name in values]
     if any(w.dim() != 1 or w.shape != weights[0].shape for w in weights):
         return None
@@ -78,9 +77,9 @@ def _along_last(values: Bindings, reader: OnnxReader) -> Options | None:
 
 
 def _groups(values: Bindings, reader: OnnxReader) -> Options | None:
-    """Return the options of a group norm, or None if it is not one.
+    """Return the options of a group norm; None if the match is not a group norm.
 
-    The norm of each group must not have its own scale or shift, and the weights must be along the
+    In a group norm, the instance norm has neither scale nor shift, and the weights are along the
     second axis.
     """
     shape, ones, zeros = (reader.numbers(values[name]) for name in ("shape", "ones", "zeros"))
@@ -94,7 +93,7 @@ def _groups(values: Bindings, reader: OnnxReader) -> Options | None:
 
 
 def _matrix(values: Bindings, reader: OnnxReader) -> Options | None:
-    """Return empty options, or None if there is a bias that does not have one number per output."""
+    """Return empty options; None if there is a bias without one number per output."""
     outputs = reader.stored[values["w"]].shape[:1]
     return {} if "b" not in values or reader.stored[values["b"]].shape == outputs else None
 
@@ -125,24 +124,24 @@ _hard_swish = either(
 
 
 def _scores(values: Bindings, reader: OnnxReader) -> Options | None:
-    """Return the options of attention scores, with constant factors merged into one scale.
+    """Return the options of attention, with constant factors of the scores merged into one scale.
 
-    None unless the softmax runs over the last axis and no divisor is 0.
+    The result is None if the softmax does not run over the last axis, or a divisor is 0.
     """
     order = values.get("perm")
     axis = values["axis"] if values["axis"] is not None else -1 if reader.opset > 12 else 1
     if order is None:
-        if "perm" in values or axis != -1:  # a Transpose without an order reverses all axes
+        if "perm" in values or axis != -1:  # without `perm`, Transpose reverses all axes
             return None
     elif axis not in (-1, len(order) - 1):
         return None
-    # Factors that are not numbers yet are inputs of the row, which multiplies by them.
+    # Factors that are not known yet become inputs of the operator, which multiplies by them.
     numbers = [v if isinstance(v := values.get(name), float) else 1.0 for name in _factors]
     divisor = math.prod(numbers[3:])
     if not divisor:
         return None
     if order is not None:
-        # The row swaps the last two axes itself: apply the rest of the order before.
+        # The operator swaps the last two axes of the keys; first apply the rest of `perm`.
         order = [*order[:-2], order[-1], order[-2]]
         order = None if order == [*range(len(order))] else order
     scale, flat = math.prod(numbers[:3]) / divisor, reader.opset < 13
@@ -207,13 +206,13 @@ def fuse(
     stored: dict[str, Tensor],
     opset: int,
 ) -> list[OnnxStep]:
-    """Replace the steps of a decomposed operator by one step of this operator.
+    """Replace the steps of each decomposed operator by one step.
 
     Args:
         steps: All steps, in order.
         results: Names of the file's results.
-        known: Constants.
-        stored: Tensors; those that are no longer read are removed.
+        known: Dict from name to constant.
+        stored: Dict from name to tensor. Tensors that are no longer read are removed.
         opset: The opset of the file.
     """
     reader = OnnxReader(
@@ -224,15 +223,15 @@ def fuse(
         opset,
     )
     reads = Counter(name for step in steps for name in step.inputs) + Counter(results)
-    gone: set[str] = set()  # first results of removed steps
+    gone: set[str] = set()  # names of the first results of removed steps
     fused: dict[str, OnnxStep] = {}
-    # Backwards, so that the largest decomposition that ends in a step is seen before its parts.
+    # From the last step to the first, so that a decomposition is found before its parts.
     for step in reversed(steps):
         last = step.outputs[0]
         if last in gone:
             continue
         for spelling, matched, options in _spelt(step, reader, reads):
-            # Values derived from shapes stay: other steps may read them.
+            # Keep values derived from shapes, since other steps may read them.
             gone |= {*matched.steps} - {last, *reader.derived}
             fused[last] = _replaced(step, spelling, matched.values, options)
             for name in spelling.flat:
@@ -247,7 +246,7 @@ def fuse(
 def _spelt(
     step: OnnxStep, reader: OnnxReader, reads: Mapping[str, int]
 ) -> Iterator[tuple[SpeltForm, OnnxMatch, Options]]:
-    """Yield decompositions that end in a step, with their match and the operator's options."""
+    """Yield the decompositions that end in a step, each with its match and options."""
     for spelling in SPELLINGS:
         for matched in reader.matches(spelling.pattern, step.outputs[0], PatternMatch()):
             if not _alone(step, matched, reader, reads):
@@ -272,7 +271,7 @@ def _replaced(step: OnnxStep, spelling: SpeltForm, values: Bindings, options: Op
 def _alone(
     step: OnnxStep, matched: OnnxMatch, reader: OnnxReader, reads: Mapping[str, int]
 ) -> bool:
-    """Return whether no other step reads inner results, except those derived from shapes."""
+    """Return whether no other step reads intermediate results that depend on the input."""
     inside = Counter(name for s in matched.steps.values() for name in s.inputs)
     return all(
         reads[name] == inside[name]
@@ -282,7 +281,7 @@ def _alone(
 
 
 def _derived(steps: Sequence[OnnxStep], constants: Mapping[str, Known]) -> set[str]:
-    """Return the names of values that follow from shapes and constants."""
+    """Return the names of values that only depend on shapes and constants."""
     names = {"", *constants}
     for step in steps:
         types = step.row.types if step.row else ()

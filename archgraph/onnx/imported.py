@@ -1,4 +1,4 @@
-"""Import of files of other programs: their nodes become a module, which is captured as a graph."""
+"""Import of ONNX files that other programs wrote, by tracing a module of their nodes."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from archgraph.onnx.tensors import dtype_of
 if TYPE_CHECKING:
     import onnx
 
-OPEN = "open"  # instead of a number: any size
-RequestedSizes: TypeAlias = Mapping[str, int | str]  # name of a dimension → a number, or OPEN
-OPEN_EXAMPLES = (24, 64, 224)  # values of open sizes for the capture
-EXAMPLES = 2  # batch size of the capture; a size of 1 could broadcast
+OPEN = "open"  # stands for any size
+RequestedSizes: TypeAlias = Mapping[str, int | str]  # from name to a number or OPEN
+OPEN_EXAMPLES = (24, 64, 224)  # values of open sizes to try for the capture
+EXAMPLES = 2  # batch size for the capture; a size of 1 could broadcast
 
 
 @dataclass(frozen=True)
@@ -39,10 +39,10 @@ class Dimensions:
     """The dimensions of a file's inputs.
 
     Attributes:
-        shapes: Shape of each input, of numbers and names of open sizes; ``batch`` is the batch.
-        examples: Numbers in the file for sizes that were opened on request.
-        batch: Number of examples that the file is for; None if it is open.
-        note: A note about which dimension is the batch, if it is not the first one.
+        shapes: Dict from each input to its shape. An open size is a name; ``batch`` is the batch.
+        examples: Dict from sizes that the user opened to their numbers in the file.
+        batch: Batch size of the file; None for any size.
+        note: A note for the user if the batch is not the first dimension.
     """
 
     shapes: Mapping[str, Sequence[int | str]]
@@ -52,7 +52,7 @@ class Dimensions:
 
     @property
     def opened(self) -> tuple[str, ...]:
-        """Names of open sizes other than the batch."""
+        """The names of open sizes other than the batch."""
         words = (s for shape in self.shapes.values() for s in shape if isinstance(s, str))
         return tuple(dict.fromkeys(word for word in words if word != BATCH_WORD))
 
@@ -64,7 +64,7 @@ class Dimensions:
         return f"the batch size is fixed: the file is for {self.batch}"
 
     def axes(self) -> dict[str, dict[int, str]]:
-        """Return the open axes of each input, except for a batch on the first axis."""
+        """Return a dict from each input to its open axes, without a batch on the first axis."""
         return {
             label: {
                 axis: size
@@ -83,10 +83,12 @@ def capture_file(
     Args:
         proto: The content of the file.
         path: The file.
-        sizes: Numbers for open dimensions of the file; ``"open"`` to open fixed dimensions.
+        sizes: Dict from the name of an open dimension to a number, or from the name of a fixed
+            dimension to ``"open"``.
 
     Raises:
-        SpecError: If a node has no row, or a dimension cannot be open; names it.
+        SpecError: If a node is not supported, or a dimension cannot be open. The error names the
+            node or the dimension.
     """
     where, folder = str(path), path.parent
     if proto.functions:
@@ -113,7 +115,7 @@ def capture_file(
             if not second:
                 raise
     check_batches(traced.graph, traced.state, module, path, dims.batch)
-    # Source lines would be those of the operator table; the scopes are the names in the file.
+    # Source lines would point to the operator table; scopes are the names in the file.
     nodes = tuple(dataclasses.replace(node, source="") for node in traced.graph.nodes)
     return traced.graph.replace(
         nodes=nodes, notes=(*traced.graph.notes, *filter(None, (dims.note,)))
@@ -121,11 +123,11 @@ def capture_file(
 
 
 def _inputs(proto: onnx.ModelProto, weights: Collection[str]) -> list[onnx.ValueInfoProto]:
-    """Return a file's inputs without weights, which older files list among them."""
+    """Return the inputs of a file. Old files also list weights as inputs; omit these."""
     inputs = [item for item in proto.graph.input if item.name not in weights]
     for item in inputs:
         for dim in item.type.tensor_type.shape.dim:
-            if dim.dim_value < 0:  # an open size, as PaddlePaddle writes it
+            if dim.dim_value < 0:  # PaddlePaddle writes open sizes as -1
                 dim.ClearField("dim_value")
     return inputs
 
@@ -139,12 +141,12 @@ def _captured(
 ) -> Traced:
     """Capture the nodes of a file.
 
-    1. Capture open dimensions under their names.
-    2. Use the first example size that fits through all layers.
-    3. Check that graph and nodes compute the same at other sizes that the nodes accept.
+    1. Keep open dimensions open, under their names.
+    2. Try several sizes for the example; use the first size that all layers accept.
+    3. Compare the results of graph and nodes at other sizes that the nodes accept.
 
     Raises:
-        SpecError: If they cannot be captured; gives the reason if a dimension cannot stay open.
+        SpecError: If the nodes cannot be captured, or a dimension cannot stay open.
     """
     name, opened = proto.graph.name or "OnnxModule", dims.opened
     axes = dims.axes() if any(dims.axes().values()) else {}  # 1.
@@ -176,21 +178,22 @@ def _dimensions(
 ) -> Dimensions:
     """Return the dimensions of a file's inputs, with the requested sizes.
 
-    1. The batch is the first dimension of the first input, and all dimensions of the same name. If
-       it does not have a name, it is also the first dimension of other inputs that are without a
-       name; if it is a number, the first dimensions of this number.
-    2. An open dimension is named as in the file, or ``input_axis`` if it does not have a name.
-    3. A fixed dimension stays fixed unless it is requested to be open.
+    1. The first dimension of the first input is the batch. If it has a name, all dimensions of this
+       name are the batch. If it is a number, so are the first dimensions of this number. If the
+       dimension has neither, so are all first dimensions that have neither.
+    2. An open dimension has its name in the file. Without a name, it is called ``input_axis``, with
+       the name of the input and the number of the axis.
+    3. A fixed dimension stays fixed unless the user requests it to be open.
 
-    If ``second``, a named second dimension after a fixed first dimension above 1 is the batch: the
-    sequence comes first.
+    If ``second`` is true and the first dimension is a fixed number above 1, a second dimension with
+    a name is the batch instead.
 
     Raises:
         SpecError: If a requested dimension does not exist, or has another size in the file.
     """
     declared = _declared(inputs)
     asked = {_word(name): size for name, size in sizes.items()}
-    # A request for the batch size refers to the first dimension.
+    # A requested batch size is that of the first dimension.
     lead, note = _lead(declared, second and BATCH_WORD not in asked)
     if lead in asked:
         asked.setdefault(BATCH_WORD, asked.pop(str(lead)))
@@ -216,7 +219,7 @@ def _dimensions(
 
 
 def _declared(inputs: Mapping[str, onnx.ValueInfoProto]) -> dict[str, list[int | str]]:
-    """Return the dimensions of each input in the file: numbers, names, or empty names."""
+    """Return a dict from each input to its dimensions: numbers, or names that may be empty."""
     return {
         label: [
             dim.dim_value if dim.HasField("dim_value") else _word(dim.dim_param)
@@ -227,7 +230,7 @@ def _declared(inputs: Mapping[str, onnx.ValueInfoProto]) -> dict[str, list[int |
 
 
 def _lead(declared: Mapping[str, list[int | str]], second: bool) -> tuple[int | str | None, str]:
-    """Return the batch dimension of the first input, and a note if it is the second one."""
+    """Return the batch dimension of the first input, with a note if it is the second dimension."""
     first, behind = (*next(iter(declared.values()), []), None, None)[:2]
     if second and isinstance(first, int) and first > 1 and isinstance(behind, str) and behind:
         note = f"the batch is {behind}, the second dimension; the first one is {first} in the file"
@@ -236,7 +239,7 @@ def _lead(declared: Mapping[str, list[int | str]], second: bool) -> tuple[int | 
 
 
 def _word_of(dim: int | str, label: str, axis: int, lead: int | str | None) -> tuple[str, bool]:
-    """Return the name of a dimension of an input, and whether it is the batch."""
+    """Return the name of a dimension, and whether the dimension is the batch."""
     name = dim if isinstance(dim, str) else ""
     if dim == lead and (axis == 0 or name):
         return BATCH_WORD, True
@@ -253,16 +256,16 @@ def _check_size(word: str, size: int | str, dim: int | str) -> None:
         raise SpecError("is not a size", where=word, found=repr(size), expected=f"N ≥ 1, or {OPEN}")
     if isinstance(dim, int) and size not in (OPEN, dim):
         raise SpecError(
-            "is a number in the file",
+            "has another size in the file",
             where=word,
             found=size,
             expected=dim,
-            hint=f"{word}: {OPEN} opens it, if the file allows this",
+            hint=f"`{word}: {OPEN}` opens the dimension, if the file allows this",
         )
 
 
 def _word(text: str) -> str:
-    """Convert a dimension's name to an identifier; empty for a name without letters, like ``?``."""
+    """Convert the name of a dimension to an identifier; empty for a name such as ``?``."""
     word = re.sub(r"\W", "_", text)
     if not word.strip("_"):
         return ""
@@ -271,15 +274,15 @@ def _word(text: str) -> str:
 
 
 def _cause(error: TraceError, module: OnnxModule, where: str) -> SpecError:
-    """Return the error of the node that made a capture fail.
+    """Return an error that names the node at which a capture failed.
 
-    The node is more informative for the user than the line of archgraph that computes it.
+    The original error names the line of archgraph that computes the node.
     """
     step = ""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, SpecError):
-            return copy.copy(cause)  # the same one would be its own cause
+            return copy.copy(cause)  # an error must not be its own cause
         notes = getattr(cause, "__notes__", ())
         step = next((n.removeprefix(STEP) for n in notes if n.startswith(STEP)), step)
         cause = cause.__cause__ or cause.__context__
@@ -291,9 +294,9 @@ def _cause(error: TraceError, module: OnnxModule, where: str) -> SpecError:
 
 
 def _check_functions(proto: onnx.ModelProto, where: str) -> None:
-    """Raise if nested functions expand to more nodes than a graph may have.
+    """Raise an error if the functions of a file expand to more nodes than a graph may have.
 
-    If each function calls the next one twice, the nodes double: a small file could fill the memory.
+    If each function calls the next function twice, a small file expands to a huge number of nodes.
     """
     bodies = {(f.domain, f.name): f for f in proto.functions}
     sizes: dict[tuple[str, str], float] = {}
@@ -319,7 +322,7 @@ def _check_functions(proto: onnx.ModelProto, where: str) -> None:
 
 
 def _argument_names(names: tuple[str, ...]) -> list[str]:
-    """Convert names of inputs to distinct names of Python arguments."""
+    """Return a distinct name of a Python argument for each name of an input."""
     words: list[str] = []
     for name in names:
         word = re.sub(r"\W", "_", name) or "_"
@@ -331,7 +334,7 @@ def _argument_names(names: tuple[str, ...]) -> list[str]:
 
 
 def _example(item: onnx.ValueInfoProto, shape: Sequence[int], where: str) -> torch.Tensor:
-    """Create an example input of the type that the file states."""
+    """Create an example input with the type in the file."""
     where, kind = f"{where}: input {item.name}", item.type.tensor_type
     if item.type.WhichOneof("value") != "tensor_type":
         raise SpecError("is not a tensor", where=where)

@@ -1,8 +1,8 @@
-"""The mark: metadata of an exported ONNX file from which its graph is restored.
+"""Metadata of an exported ONNX file, from which its graph is restored.
 
-The file's metadata contains the graph as text, and a fingerprint of the exported operators. If
-another program changes the operators, the fingerprint no longer matches, and neither does the
-text. Weights may change; they are read from the file.
+The metadata contain the graph as text, and a fingerprint of the exported operators. If another
+program changes the operators, the fingerprint does not match, and reading the file raises an error.
+Weights may change, since they are read from the file.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ GRAPH, FINGERPRINT = "archgraph.graph", "archgraph.fingerprint"
 
 
 def marks(graph: ArchGraph, proto: onnx.ModelProto, where: str) -> dict[str, str]:
-    """Return the metadata from which the graph can be restored."""
+    """Return the metadata from which a graph can be restored."""
     return {GRAPH: graph.text(), FINGERPRINT: _fingerprint(proto, graph.state_names, where)}
 
 
 def marked_graph(proto: onnx.ModelProto, where: str) -> ArchGraph | None:
-    """Return the graph that a file was exported from; None if archgraph did not write it.
+    """Return the graph in the metadata of a file; None if archgraph did not write the file.
 
     Raises:
         SpecError: If the file's operators have changed since the export, or the text is not a
@@ -53,9 +53,9 @@ def marked_graph(proto: onnx.ModelProto, where: str) -> ArchGraph | None:
 
 
 def _fingerprint(proto: onnx.ModelProto, weights: Collection[str], where: str) -> str:
-    """Return the SHA-256 of all that a file computes, without the values of the weights.
+    """Return the SHA-256 of the operators and constants of a file, without its weights.
 
-    Constants count by their values, wherever they are stored.
+    The result does not depend on where constants are stored.
     """
     digest = hashlib.sha256()
     names = set(weights)
@@ -65,7 +65,7 @@ def _fingerprint(proto: onnx.ModelProto, weights: Collection[str], where: str) -
     for item in main.initializer:
         digest.update(repr((item.name, item.data_type, [*item.dims])).encode())
         if item.name not in names:
-            # By its bytes in memory: the file may store them in another field, or in another file.
+            # Use the bytes in memory, since the file may store them in another field or file.
             value = stored_tensor(item, Path(where).parent, where)
             digest.update(value.reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

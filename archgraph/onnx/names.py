@@ -1,4 +1,4 @@
-"""Names of an exported model's inputs, results, weights and batch."""
+"""Names of the inputs, results, weights and open sizes of an exported model."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from archgraph.graph.ir import ArchGraph, Leaf, Record, Ref, Value
 if TYPE_CHECKING:
     import onnx_ir
 
-LINES_OF_CODE = "pkg.torch.onnx.stack_trace"  # has paths of the exporting machine
+LINES_OF_CODE = "pkg.torch.onnx.stack_trace"  # contains paths of the exporting machine
 
 
 def tensor_names(key: str, value: Value) -> Iterator[str]:
-    """Yield names of the tensors in an argument or a result: ``x``, or ``x.0`` and ``x.mask``."""
+    """Yield a name for each tensor in an argument or a result, such as ``x.0`` or ``x.mask``."""
     match value:
         case tuple():
             for index, item in enumerate(value):
@@ -28,15 +28,15 @@ def tensor_names(key: str, value: Value) -> Iterator[str]:
 
 
 def name_all(model: onnx_ir.Model, graph: ArchGraph, sizes: Mapping[str, str]) -> None:
-    """Set the names that users of the file see.
+    """Set the names of inputs, results, weights and open sizes.
 
-    Results are made distinct values first: otherwise, naming a result that is also an input, a
-    weight or another result would rename that, too.
+    A result that is also an input, a weight or another result is copied first, so that both can
+    have their own name.
 
     Args:
-        model: The model as PyTorch's exporter leaves it.
-        graph: The exported graph, in evaluation.
-        sizes: The exporter's symbol of an open size → its name.
+        model: The result of PyTorch's exporter.
+        graph: The exported graph, for evaluation.
+        sizes: Dict from the exporter's symbol of an open size to the name of the size.
     """
     _sizes(model, sizes)
     _weights(model, graph)
@@ -47,7 +47,7 @@ def name_all(model: onnx_ir.Model, graph: ArchGraph, sizes: Mapping[str, str]) -
     inner = [v for node in model.graph for v in node.outputs if id(v) not in is_end]
     used = {v.name for v in (*inner, *model.graph.initializers.values())} | {*graph.state_names}
     for value in inner:
-        if value.name in graph.state_names:  # the exporter uses the name of a weight
+        if value.name in graph.state_names:  # the exporter may have used the name of a weight
             value.name = _unused(f"{value.name}_", used)
     for value, name in zip(ends, [*inputs, *tensor_names(root, graph.outputs)], strict=True):
         value.name = _unused(name, used)
@@ -56,7 +56,7 @@ def name_all(model: onnx_ir.Model, graph: ArchGraph, sizes: Mapping[str, str]) -
 
 
 def _unused(name: str, used: set[str | None]) -> str:
-    """Return a name that is not used yet, and mark it as used."""
+    """Return a name that is not in ``used``, and add it."""
     while name in used:
         name += "_"
     used.add(name)
@@ -64,7 +64,7 @@ def _unused(name: str, used: set[str | None]) -> str:
 
 
 def _sizes(model: onnx_ir.Model, names: Mapping[str, str]) -> None:
-    """Replace symbols of open sizes by their names, and numbers written as text by numbers."""
+    """Replace symbols of open sizes by names, and fixed sizes that are texts by numbers."""
     import onnx_ir
 
     def size(dim: int | onnx_ir.SymbolicDim) -> int | str:
@@ -80,7 +80,7 @@ def _sizes(model: onnx_ir.Model, names: Mapping[str, str]) -> None:
 
 
 def _weights(model: onnx_ir.Model, graph: ArchGraph) -> None:
-    """Name tied weights as in a state."""
+    """Give tied weights the names that they have in a state."""
     for param in graph.params:
         for alias in param.aliases:
             if alias in model.graph.initializers and param.name not in model.graph.initializers:
@@ -88,7 +88,7 @@ def _weights(model: onnx_ir.Model, graph: ArchGraph) -> None:
 
 
 def _distinct_results(model: onnx_ir.Model) -> list[onnx_ir.Value]:
-    """Return the results; copy those that are not computed by an operator or appear twice."""
+    """Return the results; copy results that are not computed by an operator or appear twice."""
     import onnx_ir
 
     others = {id(v) for v in (*model.graph.inputs, *model.graph.initializers.values())}

@@ -1,8 +1,8 @@
 """A module that computes the nodes of an ONNX file, to be captured as a graph.
 
-Each node is computed by a row of the operator table, inside a module that follows from the node's
-name, so that blocks and sections have names. Values that are known while the file is read (shapes,
-axes, constants) are folded.
+Each node is computed by a row of the operator table. The name of the node determines the submodule
+that computes it, so that blocks and sections of the graph have names. Values that are known when
+the file is read (shapes, axes, constants) are computed at once.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     import onnx
 
 DOMAINS = ("", "ai.onnx")
-KNOWN_ELEMENTS = 4096  # largest size of an integer initializer that may be a shape or axes
+KNOWN_ELEMENTS = 4096  # maximum number of elements of an integer tensor that may be a shape or axes
 STEP = "at the node "  # start of a note on an error
-NAME_SCOPES = "pkg.torch.onnx.name_scopes"  # metadata in which PyTorch's exporter writes modules
-# Reasons why operators are refused; other operators only lack a row.
+NAME_SCOPES = "pkg.torch.onnx.name_scopes"  # where PyTorch's exporter stores module names
+# Reasons why some operators cannot be supported.
 REFUSED = {
     name: reason
     for reason, names in {
@@ -56,10 +56,10 @@ REFUSED = {
 
 
 class OnnxPart(torch.nn.Module):
-    """A module of the file's hierarchy, which contains leaves and computes rows."""
+    """A submodule of the network of an ONNX file, which contains tensors and computes nodes."""
 
     def forward(self, compute: Callable[..., object], at: Attributes, *inputs: object) -> object:
-        """Compute a row."""
+        """Compute a node."""
         return compute(at, *inputs)
 
 
@@ -68,21 +68,21 @@ class OnnxModule(OnnxPart):
 
     Attributes:
         inputs: Names of the file's inputs, in the order of ``forward``'s arguments.
-        steps: The nodes, without those that are folded, fused or unused.
-        known: Constants that rows may need as NumPy arrays.
-        leaves: Name of each other tensor → path of its parameter or buffer.
+        steps: The nodes, without nodes that are folded, fused or unused.
+        known: Dict from name to constant, as NumPy arrays.
+        leaves: Dict from the name of each other tensor to the path of its parameter or buffer.
     """
 
     def __init__(self, proto: onnx.ModelProto, folder: Path, where: str) -> None:
-        """Read a file's nodes and tensors; raise for nodes without a row.
+        """Read the nodes and tensors of a file.
 
-        1. Read constant nodes and initializers as values, and the other nodes that the results
-           depend on as steps.
-        2. Treat values as known if they are small and integral, are scalars, or are needed as known
-           by a node's row.
-        3. Fold values that follow from known values.
+        1. Read constant nodes and initializers as values. Read the other nodes as steps, if the
+           results depend on them.
+        2. Treat a value as a constant if it is a scalar or a small integer tensor, or if the row of
+           a node requires a constant.
+        3. Compute steps that only depend on constants.
         4. Replace decomposed operators by one step.
-        5. Make the remaining stored values leaves of the network.
+        5. Register the remaining values as parameters, buffers or constants.
         """
         super().__init__()
         main = proto.graph
@@ -110,7 +110,7 @@ class OnnxModule(OnnxPart):
             self._part(step.module)
 
     def _read(self, main: onnx.GraphProto, folder: Path) -> dict[str, Tensor]:
-        """Read values, and the steps that the results depend on; return the stored tensors."""
+        """Read the steps on which the results depend, and the constants; return the tensors."""
         where = self.where
         stored = {item.name: stored_tensor(item, folder, where) for item in main.initializer}
         if main.sparse_initializer:
@@ -129,12 +129,12 @@ class OnnxModule(OnnxPart):
         return stored
 
     def _fold(self, stored: dict[str, Tensor], needed: Collection[str]) -> None:
-        """Compute values that depend only on constants; floating point tensors become weights."""
+        """Compute values that only depend on constants; floating-point tensors become weights."""
         rest, total = [], 0
         for step in self.steps:
             values = [self.known.get(name) for name in step.inputs]
             if step.kind == "Shape" and step.inputs[0] in stored:
-                # Only the shape of a weight is read.
+                # An empty array has the shape of the weight.
                 values = [np.empty(tuple(stored[step.inputs[0]].shape), bool)]
             elif step.kind not in FOLDS or any(v is None for v in values) or not values:
                 rest.append(step)
@@ -149,7 +149,7 @@ class OnnxModule(OnnxPart):
                     expected=f"at most {LIMITS.folded_bytes:,}",
                 )
             name = step.outputs[0]
-            # Zeros stay known, since rows omit biases of zeros.
+            # Zeros stay constants, since rows omit a bias of zeros.
             if value.dtype.kind == "f" and value.size > 1 and value.any() and name not in needed:
                 stored[name] = known_tensor(value)
             else:
@@ -160,7 +160,7 @@ class OnnxModule(OnnxPart):
         """Compute a step from known values.
 
         Raises:
-            ArchGraphError: If it cannot be computed; names the step.
+            ArchGraphError: If the step cannot be computed. The error names the step.
         """
         where = f"{self.where}: {step}"
         try:
@@ -177,7 +177,7 @@ class OnnxModule(OnnxPart):
         modules: set[str] = set()
         for name, value in stored.items():
             path = _path(name)
-            if leaves.intersection(ancestors(path)):  # a leaf cannot contain another one
+            if leaves.intersection(ancestors(path)):  # a tensor cannot contain another tensor
                 path = path.replace(".", "_")
             while path in leaves | modules:
                 path += "_"
@@ -186,13 +186,13 @@ class OnnxModule(OnnxPart):
             self.leaves[name] = path
             part, last = self._part(path.rpartition(".")[0]), path.rpartition(".")[2]
             if value.is_floating_point() and name not in buffers:
-                # Not register_parameter, which refuses names of this class's attributes.
+                # Not register_parameter, which rejects the names of attributes.
                 part._parameters[last] = torch.nn.Parameter(value)
             else:
                 part.register_buffer(last, value, persistent=value.is_floating_point())
 
     def _part(self, path: str) -> OnnxPart:
-        """Return the module at a path, or its parent if a leaf has the path."""
+        """Return the submodule at a path; its parent if the path is that of a tensor."""
         at: OnnxPart = self
         for name in filter(None, path.split(".")):
             if name in at._parameters or name in at._buffers:
@@ -201,10 +201,10 @@ class OnnxModule(OnnxPart):
         return at
 
     def forward(self, **inputs: Tensor) -> object:  # type: ignore[override]
-        """Return a dict from name to result, or the only result."""
+        """Compute the network; return a dict from name to result, or the only result."""
         env: dict[str, object] = {"": None, **self.known}
         env |= zip(self.inputs, inputs.values(), strict=True)
-        # Not getattr: a leaf may have the name of this class's attribute.
+        # Not getattr, since a tensor may have the name of an attribute.
         tensors = dict(self.named_parameters()) | dict(self.named_buffers())
         env |= {name: tensors[path] for name, path in self.leaves.items()}
         last = {name: i for i, step in enumerate(self.steps) for name in step.inputs if name}
@@ -213,7 +213,7 @@ class OnnxModule(OnnxPart):
                 results = self._compute(step, [env[name] for name in step.inputs])
             except ArchGraphError as error:
                 raise error.within(f"{self.where}: {step}") from error
-            except Exception as error:  # torch may raise anything; a capture may continue
+            except Exception as error:  # PyTorch may raise any error; a capture may continue
                 error.add_note(f"{STEP}{step}")
                 raise
             env |= zip(step.outputs, results, strict=False)
@@ -229,17 +229,17 @@ class OnnxModule(OnnxPart):
         return known_tensor(value) if isinstance(value, np.ndarray) else value
 
     def _compute(self, step: OnnxStep, values: list[object]) -> Sequence[object]:
-        """Compute a step: fold it if its inputs are known, else call its row."""
+        """Compute a step: as a constant if its inputs are known, otherwise with its row."""
         row, at = step.row, step.at(self.opset, self.training)
         types = row.types if row else ()
         is_known = all(
             v is None or isinstance(v, np.ndarray) or i in types for i, v in enumerate(values)
         )
-        # An array of an open size is a tensor.
+        # An array that contains an open size becomes a tensor.
         sizes = values[slice(*SIZED_BY[step.kind])] if step.kind in SIZED_BY else ()
         if step.kind in FOLDS and is_known and not any(map(symbolic, sizes)):
             return (np.asarray(FOLDS[step.kind](at, *values)),)
-        assert row is not None  # operators without one are folded in full, or refused
+        assert row is not None  # operators without a row are constants, or were rejected
         inputs = [self._input(step, row, i, value, values) for i, value in enumerate(values)]
         if step.module:
             results = self._part(step.module)(row.compute, at, *inputs)
@@ -250,7 +250,7 @@ class OnnxModule(OnnxPart):
     def _input(
         self, step: OnnxStep, row: OnnxRow, i: int, value: object, values: Sequence[object]
     ) -> object:
-        """Return an input in the form that a row takes: None, an array, a number or a tensor."""
+        """Return an input in the form that its row expects: None, array, number or tensor."""
         if i in row.known and isinstance(value, Tensor):
             raise SpecError(
                 "depends on numbers that are computed from the input", found=step.inputs[i]
@@ -270,7 +270,7 @@ class OnnxModule(OnnxPart):
 
 
 def _read_steps(steps: Sequence[OnnxStep], results: Iterable[str]) -> list[OnnxStep]:
-    """Return the steps that the results depend on."""
+    """Return the steps on which the results depend."""
     read, needed = {*results}, []
     for step in reversed(steps):
         if read & {*step.outputs}:
@@ -281,12 +281,12 @@ def _read_steps(steps: Sequence[OnnxStep], results: Iterable[str]) -> list[OnnxS
 
 @functools.cache
 def _reserved() -> frozenset[str]:
-    """Return the attributes of every module, whose names submodules cannot have."""
+    """Return the attributes of ``nn.Module``, whose names submodules cannot have."""
     return frozenset(dir(OnnxPart()))
 
 
 def _path(name: str) -> str:
-    """Convert a name to a path of attributes.
+    """Convert a name in the file to a path of attributes.
 
     >>> _path("block.0/half"), _path("block.half")
     ('block.0_half', 'block.half_')
@@ -299,7 +299,7 @@ def _step(node: onnx.NodeProto, where: str, index: int, opset: int) -> OnnxStep:
     """Read a node.
 
     Raises:
-        SpecError: If there is no row for it; gives the reason.
+        SpecError: If its operator is not supported. The error contains the reason.
     """
     name = node.name or f"#{index}"
     where = f"{where}: {node.op_type} {name}"
@@ -309,9 +309,9 @@ def _step(node: onnx.NodeProto, where: str, index: int, opset: int) -> OnnxStep:
     if node.op_type in REFUSED:
         raise SpecError(f"is {REFUSED[node.op_type]}", where=where)
     if row is None and node.op_type not in FOLDS:
-        raise SpecError("is an operator without a row", where=where, **unknown(node.op_type, ROWS))
+        raise SpecError("is not a supported operator", where=where, **unknown(node.op_type, ROWS))
     if row is not None and opset < row.since:
-        raise SpecError(f"has opset {opset}, but only {row.since} and later are read", where=where)
+        raise SpecError(f"has opset {opset}, but is supported from opset {row.since}", where=where)
     return OnnxStep(
         node.name,
         node.op_type,
@@ -328,12 +328,12 @@ def _setting(item: onnx.AttributeProto, where: str) -> OnnxSetting:
     import onnx
 
     if item.type in (item.GRAPH, item.GRAPHS, item.SPARSE_TENSOR, item.TYPE_PROTO):
-        raise SpecError("has an attribute that is not read", where=where, found=item.name)
+        raise SpecError("has an attribute of an unsupported type", where=where, found=item.name)
     value = onnx.helper.get_attribute_value(item)
     if item.type == item.TENSOR:
         return onnx.numpy_helper.to_array(value)
     if item.type == item.FLOAT:
-        return float(str(np.float32(value)))  # 0.1, not 0.10000000149
+        return float(str(np.float32(value)))  # 0.1 instead of 0.10000000149
     if item.type == item.STRING:
         return value.decode("utf-8", "replace")
     if item.type == item.STRINGS:
@@ -342,14 +342,14 @@ def _setting(item: onnx.AttributeProto, where: str) -> OnnxSetting:
 
 
 def _module_of(node: onnx.NodeProto) -> str:
-    """Return the module that a node belongs to, from the metadata or names of exporters."""
+    """Return the module of a node, from the exporter's metadata or the name of the node."""
     for entry in node.metadata_props:
         if entry.key == NAME_SCOPES:
-            scopes = re.findall(r"'([^']*)'", entry.value)  # the last one is the node itself
+            scopes = re.findall(r"'([^']*)'", entry.value)  # the last part is the node itself
             return _path(scopes[-2]) if len(scopes) > 1 and scopes[-2] else ""
     path = ""
     for part in node.name.strip("/").split("/")[:-1]:
-        # PyTorch's older exporter repeats the parent: /layer1/layer1.0/conv1/Conv
+        # PyTorch's old exporter repeats the parent: /layer1/layer1.0/conv1/Conv
         path = part if part.startswith(f"{path}.") or not path else f"{path}.{part}"
     return _path(path) if path else ""
 
@@ -366,7 +366,7 @@ def _constant(node: onnx.NodeProto, folder: Path, where: str) -> Tensor | Known:
             dtype = np.float32 if "float" in item.name else np.int64
             return np.asarray(onnx.helper.get_attribute_value(item), dtype)
     raise SpecError(
-        "is a constant of a kind that is not read",
+        "is a constant of an unsupported type",
         where=where,
         found=", ".join(item.name for item in node.attribute),
     )

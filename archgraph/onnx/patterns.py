@@ -1,8 +1,11 @@
-"""Matching of a file's values with patterns: expressions of :mod:`archgraph.ops.patterns`.
+"""Matching of the values in an ONNX file with patterns of :mod:`archgraph.ops.patterns`.
 
-Kinds of variables: ``tensor``: a tensor of the file, by name. ``number``: a constant with one
-number, as this number. ``derived``: a value that follows from shapes and constants, by name if it
-is not a number yet. It may then turn out to be several numbers, which the row must check.
+A variable of a pattern has one of three kinds:
+
+- ``tensor`` matches a tensor of the file and returns its name.
+- ``number`` matches a constant with one element and returns the number.
+- ``derived`` also matches a value that only depends on shapes and constants. If it is not known
+  yet, its name is returned. It may have several elements, which the operator must check.
 """
 
 from __future__ import annotations
@@ -17,8 +20,8 @@ from torch import Tensor
 from archgraph.onnx.operators.row import Known, OnnxSetting, OnnxStep
 from archgraph.ops.patterns import Applied, PatternReader
 
-FEW = 4096  # largest size of a tensor that is compared
-# Attributes that are inputs in newer opsets, in this order, after the other inputs.
+FEW = 4096  # maximum number of elements of a tensor that is compared
+# Attributes that became the last inputs in newer opsets, in this order.
 AS_INPUTS = {"ReduceMean": ("axes",), "Clip": ("min", "max")}
 DEFAULTS: Mapping[tuple[str, str], OnnxSetting] = {
     ("ReduceMean", "keepdims"): 1,
@@ -33,13 +36,13 @@ DEFAULTS: Mapping[tuple[str, str], OnnxSetting] = {
 
 @dataclass(frozen=True)
 class OnnxReader(PatternReader[OnnxSetting, OnnxStep]):
-    """A file's values and steps, for matching patterns.
+    """The values and steps of a file, for matching patterns.
 
     Attributes:
-        producer: Name of a value → the step that computes it.
-        known: Constants.
-        stored: Tensors.
-        derived: Names of values that follow from shapes and constants, without these.
+        producer: Dict from the name of a value to the step that computes it.
+        known: Dict from name to constant.
+        stored: Dict from name to tensor.
+        derived: Names of computed values that only depend on shapes and constants.
         opset: The opset of the file.
     """
 
@@ -52,14 +55,14 @@ class OnnxReader(PatternReader[OnnxSetting, OnnxStep]):
     def applied(
         self, operand: OnnxSetting, pattern: Applied
     ) -> tuple[list[OnnxSetting], dict[str, OnnxSetting], dict[str, OnnxStep]] | None:
-        """Return how the pattern's operator computes a value; None if another operator does."""
+        """Return operands, options and step of a value; None if another operator computes it."""
         step = self.producer.get(operand) if isinstance(operand, str) else None
         if step is None or step.kind.lower() != pattern.kind.lower():
             return None
         attributes = dict(step.attributes)
         names = [name for name in AS_INPUTS.get(step.kind, ()) if name in attributes]
         operands = [*step.inputs, *map(attributes.pop, names)]
-        # An attribute that the pattern omits must have its default: it changes the operator.
+        # Attributes that the pattern does not mention must have their defaults.
         listed = pattern.options or {}
         defaults = {name: DEFAULTS.get((step.kind, name)) for name in {**attributes, **listed}}
         options = {
@@ -70,7 +73,7 @@ class OnnxReader(PatternReader[OnnxSetting, OnnxStep]):
         return operands, options, {step.outputs[0]: step}
 
     def admitted(self, kind: str, operand: OnnxSetting) -> OnnxSetting:
-        """Return the value of a variable of a kind; None if the operand is not of this kind."""
+        """Return the value of a variable; None if the operand does not match its kind."""
         if kind == "tensor":
             return operand if operand in self.stored else None
         number = self.number(operand)
@@ -79,21 +82,22 @@ class OnnxReader(PatternReader[OnnxSetting, OnnxStep]):
         return number
 
     def items(self, operand: OnnxSetting) -> list[float] | None:
-        """Return the numbers of a list, or None."""
+        """Return the numbers of a list; None if the operand is not a known list."""
         return self.numbers(operand)
 
     def numbers(self, operand: OnnxSetting) -> list[float] | None:
-        """Return the numbers of a constant of at most one axis; None if the value is not known."""
+        """Return the numbers of a constant with at most one axis; None for other values."""
         array = self._constant(operand)
         if array is None or array.ndim > 1:
             return None
-        # 1e-5 for the nearest float32 number
+        # 1e-5 instead of the nearest float32 number
         return [float(str(n)) if array.dtype.kind == "f" else n.item() for n in array.ravel()]
 
     def number(self, operand: OnnxSetting) -> float | None:
-        """Return the number of a constant that has only one number, or None.
+        """Return the number of a constant with one element; None for other values.
 
-        A constant with more axes is not accepted, since it could add axes to the other operand.
+        A constant with more than one axis is not accepted: broadcasting would add axes to the other
+        operand.
         """
         numbers = self.numbers(operand)
         return float(numbers[0]) if numbers is not None and len(numbers) == 1 else None
@@ -102,10 +106,10 @@ class OnnxReader(PatternReader[OnnxSetting, OnnxStep]):
         value = self.known.get(operand) if isinstance(operand, str) else np.asarray(operand)
         if value is None and operand in self.stored and self.stored[operand].numel() <= FEW:
             value = as_array(self.stored[operand])
-        # An array of objects may contain the batch size, which is not a number yet.
+        # An array of objects may contain the symbol of the batch size.
         return None if value is None or value.dtype == object else value
 
 
 def as_array(tensor: Tensor) -> Known:
-    """Convert a tensor to an array, also from bfloat16, which NumPy lacks."""
+    """Convert a tensor to an array; bfloat16, which NumPy lacks, becomes float32."""
     return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()

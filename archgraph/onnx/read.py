@@ -1,4 +1,4 @@
-"""Reading of ONNX files as graphs with weights. No code in a file is executed."""
+"""Reading of ONNX files as graphs with weights, without executing code from the file."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def read_onnx(
 
     Args:
         path: The file. If :func:`archgraph.export` wrote it, the same graph is restored.
-        sizes: Numbers for open dimensions of the file. For files of other programs also ``"open"``,
-            to open fixed dimensions.
+        sizes: Dict from the name of an open dimension to a number. For files of other programs,
+            also from the name of a fixed dimension to ``"open"``.
 
     Raises:
-        SpecError: If it cannot be read; names the node or dimension.
+        SpecError: If the file cannot be read. The error names the node or dimension.
         RunError: If the extra ``onnx`` is not installed.
     """
     require_packages("onnx")
@@ -43,11 +43,11 @@ def read_onnx(
         if graph is None:
             return capture_file(proto, Path(path), sizes or {})
         if sizes:
-            graph = fix_sizes(graph, sizes)  # type: ignore[arg-type]  # which refuses words
+            graph = fix_sizes(graph, sizes)  # type: ignore[arg-type]  # "open" is not a number
     except GraphError as error:
         raise error.within(where, kind=SpecError) from error
     stored = {item.name: item for item in proto.graph.initializer}
-    # Constants are part of the graph's text.
+    # The graph's text contains the constants.
     params = [param for param in graph.params if param.role != "constant"]
     if missing := [param.name for param in params if param.name not in stored]:
         raise SpecError("lacks a weight", where=where, expected=missing[0])
@@ -55,7 +55,7 @@ def read_onnx(
 
 
 def _weight(proto: onnx.TensorProto, param: Param, folder: Path, where: str) -> torch.Tensor:
-    """Read a weight, and check that it has the type of the graph."""
+    """Read a weight, and check that its type is that in the graph."""
     value = stored_tensor(proto, folder, where)
     if param.dtype.startswith("complex") and value.shape == (*param.shape, 2):
         value = torch.view_as_complex(value)  # ONNX does not have complex arithmetic
@@ -71,7 +71,7 @@ def _weight(proto: onnx.TensorProto, param: Param, folder: Path, where: str) -> 
 
 
 def _proto(path: Path) -> onnx.ModelProto:
-    """Read the message in a file, without weights in other files."""
+    """Read the content of a file, without weights in other files."""
     import onnx
     from google.protobuf.message import DecodeError
 
@@ -82,7 +82,7 @@ def _proto(path: Path) -> onnx.ModelProto:
             raise SpecError(
                 "is too large", where=str(path), found=f"{size} bytes", expected=LIMITS.onnx_bytes
             )
-        # Weights in other files are read one by one later, only from the file's own folder.
+        # Weights in other files are read later, and only from the folder of the file.
         proto = onnx.load(path, load_external_data=False)
         for tensor in proto.graph.initializer:
             file_beside(tensor, path.parent, str(path))

@@ -1,4 +1,4 @@
-"""Comparison of ONNX files in onnxruntime with modules."""
+"""Comparison of an ONNX file, run by onnxruntime, with a PyTorch module."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ from archgraph.rewrites.laws import outputs, random_inputs, relative_difference
 if TYPE_CHECKING:
     import onnxruntime
 
-# Tolerance relative to the largest value of each result, by the least precise type of a graph.
+# Tolerance for each dtype, relative to the largest value of a result.
 TOLERANCES = {"float64": 1e-9, "float32": 1e-4, "float16": 5e-3, "bfloat16": 4e-2}
-BATCHES = (1, 3)  # neither is that of the example
+BATCHES = (1, 3)  # neither is the batch size of the example
 
 
 def tolerance(graph: ArchGraph) -> float:
-    """Return the largest allowed relative difference between a file's and its graph's results."""
+    """Return the allowed relative difference between the results of a file and of its graph."""
     types = [p.dtype for p in graph.params] + [n.dtype for n in graph.nodes if n.op == "input"]
     return max((TOLERANCES[t] for t in types if t in TOLERANCES), default=TOLERANCES["float32"])
 
 
 def open_session(path: Path, name: str | None = None) -> onnxruntime.InferenceSession:
-    """Open a session of onnxruntime on the CPU, which only logs errors.
+    """Open a file in onnxruntime on the CPU; warnings are not logged.
 
     Args:
         path: The file.
         name: Name of the file in errors. Default: its path.
 
     Raises:
-        GraphError: If onnxruntime refuses the file.
+        GraphError: If onnxruntime rejects the file.
     """
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
-    options.log_severity_level = 3  # errors only
+    options.log_severity_level = 3  # log only errors
     with _refusing(name or str(path)):
         return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
@@ -54,8 +54,8 @@ def _refusing(where: str) -> Iterator[None]:
     """Convert errors of onnxruntime to a GraphError."""
     try:
         yield
-    except Exception as error:  # its classes, defined in C++, do not have a common base
-        reason, hint = str(error).split("\n")[0], "verify=False writes it for other programs"
+    except Exception as error:  # its error classes do not have a common base class
+        reason, hint = str(error).split("\n")[0], "verify=False writes the file without running it"
         raise GraphError(
             "cannot be run by onnxruntime", where=where, found=reason, hint=hint
         ) from error
@@ -64,7 +64,7 @@ def _refusing(where: str) -> Iterator[None]:
 def run_session(
     session: onnxruntime.InferenceSession, tensors: list[torch.Tensor]
 ) -> list[torch.Tensor]:
-    """Run a session on input tensors; inputs and results are in the file's order."""
+    """Run a file on input tensors, in the order of the file; return the results."""
     results = session.run(
         None,
         {
@@ -78,8 +78,8 @@ def run_session(
 def distance(results: list[torch.Tensor], expected: list[torch.Tensor], allowed: float) -> float:
     """Return the largest difference, relative to the largest value of each result.
 
-    Absolute differences up to a hundredth of ``allowed`` are ignored: onnxruntime's sigmoid is
-    exact to 1e-7, and all values of a result may be this small.
+    Absolute differences up to a hundredth of ``allowed`` are ignored. For example, onnxruntime's
+    sigmoid has errors of 1e-7, which matter if all values of a result are tiny.
     """
     gap = relative_difference(results, expected)
     if gap <= allowed:
@@ -94,10 +94,10 @@ def distance(results: list[torch.Tensor], expected: list[torch.Tensor], allowed:
 
 
 def check_file(path: Path, module: ArchModule, name: str) -> float:
-    """Measure the difference between a file and a module, for two batch sizes and random inputs.
+    """Compare the results of a file and a module on random inputs with two batch sizes.
 
     Raises:
-        GraphError: If rounding does not explain the difference.
+        GraphError: If the difference is larger than rounding errors.
     """
     session, allowed = open_session(path, name), tolerance(module.arch)
     worst = 0.0
@@ -108,7 +108,7 @@ def check_file(path: Path, module: ArchModule, name: str) -> float:
         with _refusing(name):
             results = run_session(session, tensors)
         gap = distance(results, expected, allowed)
-        # Compare the module with itself: one that draws random numbers differs from itself, too.
+        # Run the module twice: if it draws random numbers, its own results differ.
         if gap > allowed and distance(outputs(module, inputs), expected, allowed) > allowed:
             raise GraphError(
                 "draws random numbers in evaluation; verify=False skips the comparison", where=name

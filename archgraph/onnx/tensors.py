@@ -1,4 +1,4 @@
-"""Tensors of ONNX files, inside the file or in another file of its folder."""
+"""Reading of the tensors of an ONNX file, from the file or another file in its folder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from archgraph.ops.schema import torch_dtype
 if TYPE_CHECKING:
     import onnx
 
-# Types of ONNX that PyTorch has; it lacks others (text, four bits).
+# Types of ONNX that PyTorch supports; others are text and 4-bit numbers.
 DTYPES = {
     1: "float32", 2: "uint8", 3: "int8", 4: "uint16", 5: "int16", 6: "int32", 7: "int64",
     9: "bool", 10: "float16", 11: "float64", 12: "uint32", 13: "uint64",
@@ -25,10 +25,10 @@ DTYPES = {
 
 
 def dtype_of(number: int) -> torch.dtype:
-    """Return PyTorch's type for ONNX's number of a type.
+    """Return the PyTorch dtype for a number that denotes a type in ONNX.
 
     Raises:
-        SpecError: If PyTorch lacks it.
+        SpecError: If PyTorch does not have the type.
     """
     import onnx
 
@@ -78,16 +78,16 @@ def stored_tensor(proto: onnx.TensorProto, folder: Path, where: str) -> torch.Te
             raise SpecError("cannot be read", where=where, found=str(error)[:200]) from error
     if len(raw) != size:
         raise SpecError(f"has {len(raw)} bytes instead of {size}", where=where)
-    # PyTorch's frombuffer refuses an empty buffer, and warns about a read-only one.
+    # torch.frombuffer rejects empty buffers, and warns about read-only buffers.
     flat = torch.frombuffer(bytearray(raw), dtype=dtype) if size else torch.empty(0, dtype=dtype)
     return flat.reshape(shape)
 
 
 def file_beside(proto: onnx.TensorProto, folder: Path, where: str) -> Path | None:
-    """Return the external file that contains the data of a tensor; None if it is in its own file.
+    """Return the external file with the data of a tensor; None if the data are in the ONNX file.
 
     Raises:
-        SpecError: If it is in another folder, or missing.
+        SpecError: If the external file is missing, or outside the folder of the ONNX file.
     """
     import onnx
 
@@ -96,7 +96,7 @@ def file_beside(proto: onnx.TensorProto, folder: Path, where: str) -> Path | Non
     name = next((e.value for e in proto.external_data if e.key == "location"), "")
     root = folder.resolve()
     file = (root / name).resolve() if "\0" not in name else root
-    # An untrusted file must not make this process read other files.
+    # An untrusted file must not cause other files to be read.
     if not name or not file.is_relative_to(root) or file.is_dir():
         raise SpecError(
             "has its weights outside the file's folder", where=where, found=repr(name[:200])
@@ -106,7 +106,7 @@ def file_beside(proto: onnx.TensorProto, folder: Path, where: str) -> Path | Non
             "lacks the file with its weights",
             where=where,
             expected=str(file)[:200],
-            hint="copy that file into the same folder, too, under its original name",
+            hint="copy that file into the same folder, under its original name",
         )
     return file
 

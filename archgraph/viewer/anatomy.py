@@ -1,7 +1,7 @@
-"""The data of one graph on a page, as plain values: its parts and their facts.
+"""The data of one graph on a page, as JSON values: sections, blocks, operators and their costs.
 
-All figures come from the library; the page only adds up parameters, MACs and bytes of operators.
-Repeated rows are stored once (:mod:`archgraph.viewer.distinct`).
+Costs are computed here for each operator; the page only adds them up. Repeated rows are stored once
+(:mod:`archgraph.viewer.distinct`).
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ from archgraph.viewer.distinct import Distinct, numbered, stepping
 
 @dataclass(frozen=True)
 class Anatomy:
-    """The parts of a graph on a page.
+    """A graph, divided into the sections, blocks and operators that a page shows.
 
     Attributes:
         graph: The architecture.
-        scene: Boxes and links of the graph, not folded.
-        sections: Name, kind, and blocks with their operators, in the order of the page.
-        folds: Sequences of equal blocks.
-        operators: Names of the operators, first outside all blocks, then block by block.
+        scene: Boxes and arrows of the picture, with all repeated blocks.
+        sections: Name, kind and blocks of each section, in the order of the page. A block is its
+            name and the names of its operators.
+        folds: Repeated equal blocks, which the page shows once.
+        operators: Names of all operators: first those outside blocks, then block by block.
     """
 
     graph: ArchGraph
@@ -50,7 +51,12 @@ class Anatomy:
 
 
 def anatomy(graph: ArchGraph, cover: Cover | None = None) -> Anatomy:
-    """Return the parts of a graph. Blocks with different coverage are not folded together."""
+    """Divide a graph into the parts that a page shows.
+
+    Args:
+        graph: The architecture.
+        cover: Coverage of its parameters. Blocks with different coverage are not merged into one.
+    """
     parts = structure(graph).sections
     framing = [(s.name, [(b.name, b.nodes) for b in s.blocks]) for s in parts]
     grouped = pieces(graph, framing, "block")
@@ -65,7 +71,7 @@ def anatomy(graph: ArchGraph, cover: Cover | None = None) -> Anatomy:
     outside = [node.name for node in graph.nodes if node.name not in within]
     return Anatomy(
         graph,
-        # The page folds by itself.
+        # The script of the page merges repeated blocks itself.
         scene(graph, framing, detail="block", fold=False),
         tuple(section for section in sections if section[2]),
         folds(graph, inside, grouped.feeds, cover.parts if cover else None),
@@ -74,7 +80,7 @@ def anatomy(graph: ArchGraph, cover: Cover | None = None) -> Anatomy:
 
 
 def described(parts: Anatomy) -> dict[str, Json]:
-    """Return the data of a graph for its page."""
+    """Return the data of a graph for its page, as JSON values."""
     graph, about, spent = parts.graph, graph_facts(parts.graph), cost(parts.graph)
     return {
         "name": graph.name or "model",
@@ -100,7 +106,7 @@ def described(parts: Anatomy) -> dict[str, Json]:
 
 
 def _operators(parts: Anatomy) -> dict[str, Json]:
-    """Return columns of the operators, and the tables of distinct rows to which they refer."""
+    """Return a table of the operators as columns, and the tables to which columns refer."""
     graph, about, spent = parts.graph, graph_facts(parts.graph), cost(parts.graph)
     number = numbered(parts.operators)
     leaf = numbered(param.name for param in graph.params)
@@ -108,7 +114,7 @@ def _operators(parts: Anatomy) -> dict[str, Json]:
     box = {name: i for i, b in enumerate(parts.scene.boxes) for name in b.nodes}
     nodes = [graph.node[name] for name in parts.operators]
     kinds, lists, places = Distinct(), Distinct(), Distinct()
-    # Distances instead of numbers, so that repeated blocks have equal rows.
+    # Relative numbers, so that repeated blocks have equal rows.
     feeds = [tuple(i - number[u] for u in dict.fromkeys(n.uses())) for i, n in enumerate(nodes)]
     leaves = stepping([leaf[k] for k in dict.fromkeys(n.leaves())] for n in nodes)
     within = stepping([axis[a] for a in about.met[n.name]] for n in nodes)
@@ -133,7 +139,7 @@ def _operators(parts: Anatomy) -> dict[str, Json]:
 
 
 def _kind(graph: ArchGraph, node: Node) -> tuple[Json, ...]:
-    """Return the row that equal operators share: operator, label, shapes, attributes, family."""
+    """Return operator, label, shapes, attributes and family; equal operators share this row."""
     arguments = tuple(
         (name, show(value))
         for name, value in node.args
@@ -146,7 +152,7 @@ def _kind(graph: ArchGraph, node: Node) -> tuple[Json, ...]:
 
 
 def _boxes(parts: Anatomy) -> dict[str, Json]:
-    """Return the boxes of the scene and the links between them."""
+    """Return the boxes of the picture and the arrows between them."""
     labels, links = Distinct(), Distinct()
     number = numbered(box.name for box in parts.scene.boxes)
     boxes = [
@@ -170,14 +176,14 @@ def _boxes(parts: Anatomy) -> dict[str, Json]:
 
 
 def _lines(graph: ArchGraph, box: Box) -> tuple[LabelLine, ...]:
-    """Return the lines of a box, with the size of an idiom of several operators."""
+    """Return the text lines of a box; the box of an idiom of several operators shows its size."""
     one = idioms(graph).get(box.nodes[-1]) if box.parameters else None
     size = [LabelLine(f"{box.size} parameters")] if one is not None and one.several else []
     return (*box.lines, *size)
 
 
 def _axes(parts: Anatomy) -> list[list[Json]]:
-    """List axes: name, size, role, block, operators over them, half size, saving, pin."""
+    """List name, size, role, block, spans, half size, saving and pin of each axis."""
     block = numbered(name for name, _ in parts.blocks)
     return [
         [axis.name, axis.size, axis.role, block.get(axis.block, -1), list(axis.spans), axis.halved,
@@ -187,7 +193,7 @@ def _axes(parts: Anatomy) -> list[list[Json]]:
 
 
 def _blocks(parts: Anatomy) -> list[list[Json]]:
-    """List blocks: name, kind, number of operators, reason for staying, saving if removed."""
+    """List each block: name, kind, number of operators, why it cannot be removed, or the saving."""
     about = graph_facts(parts.graph).blocks
     blocks = [(about[name], nodes) for name, nodes in parts.blocks]
     return [[b.name, b.kind, len(nodes), b.reason, _saving(b.saving)] for b, nodes in blocks]
@@ -198,7 +204,7 @@ def _saving(saving: Saving | None) -> list[int] | None:
 
 
 def _folds(parts: Anatomy) -> list[list[Json]]:
-    """List folds: first block, blocks per repetition, repetitions, name, whether widths grow."""
+    """List each fold: first block, blocks per repetition, repetitions, name, if widths differ."""
     block = numbered(name for name, _ in parts.blocks)
     return [
         [block[one.blocks[0][0]], len(one.blocks[0]), one.times, one.name, int(one.growing)]

@@ -1,4 +1,4 @@
-"""Compact data for a page: distinct rows stored once, and lists renumbered so that they repeat."""
+"""Compact data for a page: each distinct row is stored once."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterable, Sequence
 
 
 def numbered(names: Iterable[str]) -> dict[str, int]:
-    """Return a dict from name to index.
+    """Return a dict from each name to its index.
 
     >>> numbered(["conv", "relu"])
     {'conv': 0, 'relu': 1}
@@ -15,7 +15,7 @@ def numbered(names: Iterable[str]) -> dict[str, int]:
 
 
 class Distinct:
-    """Distinct rows in order of first appearance; columns refer to them by number.
+    """A pool of distinct rows, in order of first appearance; columns contain numbers of rows.
 
     >>> pool = Distinct()
     >>> [pool.add(row) for row in ("conv", "relu", "conv")], pool.rows
@@ -26,7 +26,7 @@ class Distinct:
         self.numbers: dict[Hashable, int] = {}
 
     def add(self, row: Hashable) -> int:
-        """Return the number of a row, adding it if it is new."""
+        """Return the number of a row; add the row if it is new."""
         return self.numbers.setdefault(row, len(self.numbers))
 
     @property
@@ -36,10 +36,10 @@ class Distinct:
 
 
 def stepping(lists: Iterable[Sequence[int]]) -> list[tuple[int, ...]]:
-    """Renumber lists relative to the first number that does not occur in an earlier list.
+    """Subtract from each list the smallest number that exceeds all numbers in earlier lists.
 
-    Repeated blocks use their own leaves and axes in the same order, so their lists become equal
-    and are stored once.
+    Repeated blocks use their own parameters and axes in the same order. After the subtraction,
+    their lists are equal and are stored once.
 
     >>> stepping([(0, 1), (2, 3), (4, 0)])
     [(0, 1), (0, 1), (0, -4)]

@@ -1,11 +1,11 @@
-"""The HTML file of a page: data, script and style in one text that loads nothing.
+"""The HTML file of a page: data, script and styles in one text that loads nothing.
 
-Data and script are compressed in base64, so that no name in a graph can close their element; the
-script sets text, never markup. A policy in the file forbids all requests, and all scripts except
-this one and the few lines that unpack it.
+Data and script are compressed and base64-encoded, so that no name in a graph can end their HTML
+element. The script sets text, never markup. A content security policy forbids all requests, and all
+scripts except the script of the page and the few lines that unpack it.
 
-The layout (``page/layout.js``) takes 9 kB, dagre 49 kB. Encoders and decoders are laid out in
-columns instead of a U, where the arrows into an upward decoder would need detours.
+The layout code (``page/layout.js``) is 9 kB; the library dagre would be 49 kB. Encoders and
+decoders are laid out in columns, both from top to bottom.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from archgraph.display.style import SHARED
 from archgraph.plain import Json
 
 FOLDER = Path(__file__).parent / "page"
-# In order of dependence.
+# A module follows the modules that it uses.
 SCRIPTS = (
     "model layout canvas minimap panel compare overlays submodel trace rounds export main".split()
 )
@@ -32,20 +32,20 @@ SCRIPTS = (
 
 @cache
 def script() -> str:
-    """Return the script of the page: all modules in one function."""
+    """Return the script of the page, with all modules in one function."""
     parts = [(FOLDER / f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS]
     return '(function () {\n"use strict";\n' + "\n".join(parts) + "\n})();\n"
 
 
 @cache
 def style() -> str:
-    """Return the style sheet of the page in the common colours, light and dark."""
+    """Return the style sheet of the page, with the colours of both the light and dark theme."""
     # Dark if the browser prefers it, but not in print.
     return SHARED + colours.themed((FOLDER / "page.css").read_text(encoding="utf-8"))
 
 
 def document(title: str, data: Mapping[str, Json]) -> str:
-    """Write a page as HTML text.
+    """Return the HTML text of a page.
 
     >>> text = document("</title><script>", {"graphs": []})
     >>> text.count("<script"), "&lt;/title&gt;" in text
@@ -54,7 +54,7 @@ def document(title: str, data: Mapping[str, Json]) -> str:
     start = (FOLDER / "start.js").read_text(encoding="utf-8")
     digests = (hashlib.sha256(text.encode()).digest() for text in (start, script()))
     allowed = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
-    # Allow no requests, and no scripts except these, whatever the data contain.
+    # Forbid requests and all scripts except these two.
     policy = f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data:"
     body = (FOLDER / "body.html").read_text(encoding="utf-8")
     return (
@@ -70,7 +70,7 @@ def document(title: str, data: Mapping[str, Json]) -> str:
 
 
 def encode_data(data: Mapping[str, Json]) -> str:
-    """Encode data as text inside a page.
+    """Encode data as text that a page can contain.
 
     >>> decode_data(f'<script type="application/gzip" id="data">{encode_data({"a": 1})}</script>')
     {'a': 1}
@@ -84,6 +84,6 @@ def _packed(text: str) -> str:
 
 
 def decode_data(page: str) -> Json:
-    """Decode the data of a page."""
+    """Return the data that :func:`encode_data` stored in a page."""
     text = page.split('id="data">', 1)[1].split("<", 1)[0]
     return json.loads(gzip.decompress(base64.b64decode(text)))

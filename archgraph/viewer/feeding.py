@@ -1,4 +1,4 @@
-"""The shares and positions that each kind of client has of a global graph."""
+"""Which weights and channels of the global model each kind of client has."""
 
 from __future__ import annotations
 
@@ -17,21 +17,22 @@ from archgraph.viewer.anatomy import Anatomy
 from archgraph.viewer.distinct import Distinct
 from archgraph.viewer.overlays import by_part
 
-# Positions of each dimension of a global leaf, for each copy of it.
+# Global parameter or buffer → for each copy of it on a client, the slice of each dimension.
 LeafPositions: TypeAlias = dict[str, list[list[str]]]
 
 
 def feeding(family: Family, parts: Anatomy) -> dict[str, Json]:
-    """Return the shares of each part and the positions of each leaf and axis by kind of client.
+    """Return which fraction of each part, and which channels of each axis, clients have.
 
-    The row of a part has the number of clients that have any of it, the share of its weights as the
-    mean over all clients, and the share of each kind. -1 stands for a part without parameters.
+    A row of a part contains the number of clients that have any of its weights, the fraction of its
+    weights that a client has (mean over all clients), and this fraction for each kind of client. A
+    part without parameters has -1 instead of the number of a row.
     """
     cover, rows, texts = coverage(family), Distinct(), Distinct()
     graph = family.graph
 
     def row(leaves: Iterable[str]) -> int:
-        # A leaf that several operators use counts once.
+        # A parameter that several operators use counts once.
         sizes = {k: count_parameters(graph, (k,)) for k in dict.fromkeys(leaves) if k in cover}
         reach, shares = cover.reach(sizes), cover.shares(sizes)
         if reach is None or shares is None:
@@ -57,7 +58,7 @@ def feeding(family: Family, parts: Anatomy) -> dict[str, Json]:
 
 
 def _positions(member: Tier) -> LeafPositions:
-    """Return the positions that a client takes of each global leaf, as texts by dimension."""
+    """Return the slices of each global parameter or buffer that a client has, as texts."""
     positions: LeafPositions = {}
     for entry in member.transfer.entries.values():
         if entry.source is not None:
@@ -71,9 +72,9 @@ def _slices(copies: Iterable[Sequence[str]]) -> str:
 
 
 def _axes(family: Family, positions: Sequence[LeafPositions]) -> Iterable[tuple[str, ...]]:
-    """Yield the positions of each client for each axis: number, and which if a leaf shows them."""
+    """Yield, for each axis, how many of its positions each kind of client has, and which."""
     solved = axes(family.graph)
-    # Dimensions of leaves that are exactly one axis: their maps are the positions of the axis.
+    # Dimensions of parameters that are exactly one axis: their slices are those of the axis.
     plain: dict[str, list[tuple[str, int]]] = {}
     for leaf, dims in solved.leaf.items():
         for number, layout in enumerate(dims):
@@ -82,7 +83,7 @@ def _axes(family: Family, positions: Sequence[LeafPositions]) -> Iterable[tuple[
     sizes = [widths(family.graph, one.transfer) for one in family.clients]
 
     def text(axis: Axis, size: int | None, dims: LeafPositions) -> str:
-        """Return a text such as `32 of 64 [:32]`; empty for an axis without positions."""
+        """Return a text such as `32 of 64 [:32]`; empty if the client does not have the axis."""
         which = next(
             (dims[leaf][-1][i] for leaf, i in plain.get(axis.name, ()) if leaf in dims), ""
         )

@@ -1,4 +1,4 @@
-"""HTML that a notebook displays for graphs, families and runs."""
+"""Pages that a notebook displays for graphs, families and runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def notebook_page(subject: GraphLike | Family) -> str | None:
 
 
 def run_page(run: Log | Path) -> str | None:
-    """Return the page of a run with its models; None if its folder cannot be read."""
+    """Return the report of a run with the page of its models; None if the run cannot be read."""
     try:
         log = run if isinstance(run, Log) else read_run(run)
         return page(log, models_page(log))
@@ -31,8 +31,8 @@ def run_page(run: Log | Path) -> str | None:
 
 
 def models_page(log: Log) -> str:
-    """Return the page of a run's models; empty if they cannot be read."""
+    """Return the page of a run's models; empty if the models cannot be read."""
     try:
         return view(log)
-    except ArchGraphError:  # the page of the run works without them
+    except ArchGraphError:  # the report works without the models
         return ""

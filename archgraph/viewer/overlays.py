@@ -1,4 +1,4 @@
-"""Optional overlays: values that colour the parts of all graphs on one scale."""
+"""Values that colour the parts of a page's graphs, such as importance scores."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ from archgraph.plain import Json
 from archgraph.states.importance import Importance
 from archgraph.viewer.anatomy import Anatomy
 
-# One number for an operator, axis or leaf; or one for each of its positions.
+# One number for an operator, axis, parameter or buffer, or one number for each position.
 PartNumbers: TypeAlias = "float | Sequence[float] | Tensor"
 
 
 @dataclass(frozen=True)
 class Overlay:
-    """A value for each part, shown as its colour.
+    """A value for each part of each graph, which the page shows as the colour of the part.
 
     Attributes:
         name: Name of the value.
         low: Lower end of the colour scale.
         high: Upper end of the colour scale.
-        figures: Columns of :func:`by_part` for each graph of the page; None if it has no figures.
+        figures: For each graph of the page, the result of :func:`by_part`; None for a graph without
+            values.
     """
 
     name: str
@@ -41,8 +42,8 @@ class Overlay:
 
 
 def by_part(parts: Anatomy, of: Callable[[Sequence[str]], Json]) -> dict[str, Json]:
-    """Evaluate a function for each operator and each part of a graph, and return columns."""
-    # The page can add up the figures of operators, but means cannot be added.
+    """Apply a function of operators to the whole graph, and to each section, block and operator."""
+    # The page can add up costs of operators, but it cannot add up means.
     sections = [[n for _, nodes in blocks for n in nodes] for _, _, blocks in parts.sections]
     return {
         "whole": of(parts.operators),
@@ -57,33 +58,36 @@ def by_part(parts: Anatomy, of: Callable[[Sequence[str]], Json]) -> dict[str, Js
 def importance_overlay(
     graphs: Sequence[Anatomy], numbers_by_name: Mapping[str, PartNumbers]
 ) -> Overlay:
-    """Build an overlay of importance, where each part has the mean over all that it uses.
+    """Build the overlay of importance.
+
+    The value of a part is the mean over the part's operators and over the axes, parameters and
+    buffers that they use.
 
     Args:
         graphs: The graphs of a page.
-        numbers_by_name: Dict from the name of a leaf, axis or operator to a number, or to one
-            number for each position.
+        numbers_by_name: Dict from the name of a parameter, buffer, axis or operator to a number, or
+            to one number for each position.
 
     Raises:
-        GraphError: If a name occurs in no graph, or if numbers are missing, not finite, or do not
-            match the number of positions.
+        GraphError: If the dict is empty, a name does not occur in any graph, a number is not
+            finite, or the count of numbers differs from the number of positions.
     """
     sizes = _sizes(graphs)
     values = {name: _mean(name, numbers, sizes) for name, numbers in numbers_by_name.items()}
     if not values:
-        raise GraphError("importance is empty", expected="numbers by name")
-    # One scale for all graphs of the page, which includes zero.
+        raise GraphError("importance is empty", expected="a dict from names to numbers")
+    # All graphs of the page share one scale, which includes zero.
     figures = tuple(_means(parts, values) for parts in graphs)
     low, high = min(values.values()), max(values.values())
     return Overlay("importance", min(low, 0.0), high, figures)
 
 
 def block_overlay(graphs: Sequence[Anatomy], scores: Importance) -> Overlay:
-    """Build an overlay of block scores, where each part has the mean over its blocks.
+    """Build the overlay of block scores; the value of a part is the mean over its blocks.
 
     Args:
         graphs: The graphs of a page.
-        scores: Scores with blocks. Blocks that a graph does not have are ignored.
+        scores: Scores of blocks. Blocks that a graph does not have are ignored.
     """
 
     def columns(parts: Anatomy) -> dict[str, Json]:
@@ -105,7 +109,7 @@ def block_overlay(graphs: Sequence[Anatomy], scores: Importance) -> Overlay:
 
 
 def _sizes(graphs: Iterable[Anatomy]) -> dict[str, set[int]]:
-    """Return the possible numbers of positions by name, over all graphs."""
+    """Return a dict from each name to its numbers of positions in the graphs of the page."""
     sizes: dict[str, set[int]] = {}
     for graph in (parts.graph for parts in graphs):
         about = graph_facts(graph)
@@ -119,7 +123,7 @@ def _sizes(graphs: Iterable[Anatomy]) -> dict[str, set[int]]:
 
 
 def _mean(name: str, numbers: PartNumbers, sizes: Mapping[str, set[int]]) -> float:
-    """Return the mean over all positions."""
+    """Return the mean of the numbers for a name; raise an error if they are invalid."""
     if name not in sizes:
         advice = unknown(name, sizes)
         raise GraphError("no such leaf, axis or operator", where="importance", **advice)
@@ -139,14 +143,14 @@ def _mean(name: str, numbers: PartNumbers, sizes: Mapping[str, set[int]]) -> flo
 
 
 def _means(parts: Anatomy, values: Mapping[str, float]) -> dict[str, Json]:
-    """Average the values of everything that the operators of each part use."""
+    """Return the mean value of each part, over everything that its operators use."""
     inside = {
         name: [k for k in (name, *parts.graph.node[name].leaves(), *axes) if k in values]
         for name, axes in graph_facts(parts.graph).met.items()
     }
 
     def mean(nodes: Sequence[str]) -> float | None:
-        # A leaf or an axis that several operators use counts once.
+        # A parameter or an axis that several operators use counts once.
         names = dict.fromkeys(k for name in nodes for k in inside[name])
         return statistics.fmean(values[k] for k in names) if names else None
 

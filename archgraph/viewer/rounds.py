@@ -1,4 +1,4 @@
-"""Changes of a run's global model in each round, with values for each parameter."""
+"""Update norms and coverage of a run's global model, for each round and parameter."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from archgraph.record.progress import measured
 from archgraph.reports.runs import Log, judge, rows_where, series
 from archgraph.viewer.distinct import Distinct, numbered
 
-# Maximum number of rounds on the slider; longer runs are sampled evenly.
+# Maximum number of rounds on the slider. From longer runs, evenly spaced rounds are selected.
 STOPS = 100
 
 
 def recorded_rounds(log: Log) -> dict[str, Json] | None:
-    """Return the rounds of a run for its page; None without a global model or its changes.
+    """Return the data of a run's rounds for its page; None if the run has not recorded any.
 
-    Damaged lines cause a warning, and the page has no colours by round.
+    If the recorded file is damaged, warn and return None. The page then has no colours by round.
     """
     graph = log.graphs.get(GLOBAL)
     if not isinstance(graph, ArchGraph):
@@ -38,9 +38,9 @@ def recorded_rounds(log: Log) -> dict[str, Json] | None:
 
 
 def _tested(log: Log) -> dict[str, Json] | None:
-    """Return the judging metric of the global model by round; None if nothing was tested.
+    """Return the test metric of the global model by round; None if nothing was tested.
 
-    Without a global model, it is the mean over the clients' models.
+    If the global model was not tested, return the mean over the clients' models.
     """
     name = judge([log])
     rows = rows_where(log.figures, part="test", metric=name)
@@ -58,12 +58,14 @@ def _tested(log: Log) -> dict[str, Json] | None:
 
 
 def over_rounds(changes: Sequence[RoundChange], graph: ArchGraph) -> dict[str, Json]:
-    """Return update norm and coverage of each parameter, with a row for each selected round.
+    """Return update norm and coverage of each parameter in up to ``STOPS`` rounds.
 
     Returns:
-        ``numbers``: numbers of the rounds; ``norm``: norms by round; ``coverage``: number of a row
-        of ``rows`` by round, -1 if unknown; ``leaves``: the leaf of each column; ``top``: the
-        largest norm over all parameters, which is the end of the colour scale.
+        A dict with the keys ``numbers`` (numbers of the selected rounds), ``norm`` (for each round,
+        the update norm of each parameter), ``coverage`` (for each round, the number of a row of
+        ``rows``; -1 if unknown), ``rows`` (coverage of each parameter), ``leaves`` (numbers of the
+        parameters) and ``top`` (largest norm of a round over all parameters, the upper end of the
+        colour scale).
     """
     number = numbered(param.name for param in graph.params)
     selected, rows = evenly(changes, STOPS), Distinct()
@@ -71,7 +73,7 @@ def over_rounds(changes: Sequence[RoundChange], graph: ArchGraph) -> dict[str, J
         "numbers": [one.round for one in selected],
         "leaves": [number[name] for name in parameters(graph)],
         "norm": [one.norm for one in selected],
-        "coverage": [  # which rarely changes between rounds, so equal rows are stored once
+        "coverage": [  # coverage rarely changes between rounds, so equal rows are stored once
             -1 if one.coverage is None else rows.add(tuple(one.coverage)) for one in selected
         ],
         "rows": rows.rows,

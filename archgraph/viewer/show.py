@@ -1,4 +1,4 @@
-"""Make a page from architectures: their order, names, overlays and correspondences."""
+"""Make a page of one or several architectures."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from archgraph.viewer.submodels import client_shapes, cost_terms
 
 # Maximum number of graphs side by side when a page opens.
 SEVERAL = 4
-# From this number of operators on, a graph takes seconds.
+# A graph with at least this number of operators takes seconds.
 LARGE = 5000
 Subject: TypeAlias = GraphLike | Family | FamilySpec | Log
 
@@ -46,24 +46,27 @@ def view(
     importance: Mapping[str, PartNumbers] | Importance | None = None,
     notify: Callable[[str], object] = lambda line: None,
 ) -> str:
-    """Write one HTML file that shows architectures; it loads nothing and sends nothing.
+    """Write an interactive HTML page of one or several architectures.
 
-    Sections, blocks and operators open on a click. Equal neighbouring blocks are shown once, with
-    their number. The page shows shapes, parameters, MACs and axes of each part, and why an axis is
-    pinned and what would free it. For a family, it also shows which clients have which positions;
-    for a run, the changes of each round. Several subjects are shown side by side, up to four at
-    first. A family starts with its global graph; the graphs of its clients can be added.
+    The page is one file that loads nothing. Sections, blocks and operators open on a click. Equal
+    neighbouring blocks are shown once, with a count. The page shows shapes, parameters, MACs and
+    axes of each part. It also shows why an axis cannot be cut, and what would change that. For a
+    family, the page shows which channels each client has; for a run, the changes of each round.
+    Up to four subjects open side by side; if there are more, only the first one opens. A family
+    opens with its global graph, to which the graphs of its clients can be added.
 
     Args:
-        subject: A graph, a family or its parsed file, a run (:func:`archgraph.reports.read_run`),
-            several of these, or graphs by name. Each further graph is compared with the first: by
-            transfer if it is a rewrite of the first or both are rewrites of one graph, otherwise by
-            alignment. Repeated names of graphs get a number.
-        path: File to write. Default: none.
+        subject: A graph, a family, a parsed family file, or a run
+            (:func:`archgraph.reports.read_run`). Also a list of these, or a dict from names to
+            graphs. Each further graph is compared with the first one. The comparison is exact if
+            the further graph is a rewrite of the first one, or both are rewrites of the same graph.
+            Other graphs are aligned by structure. A number is appended to repeated names.
+        path: File to write. By default, no file is written.
         title: Heading. Default: the name of the first graph.
-        importance: Numbers that colour the parts, by the name of a leaf, axis or operator: one, or
-            one for each position. Alternatively, the scores of :func:`archgraph.importance`, by
-            axis and block. A part has the mean over all that it uses.
+        importance: Scores that colour the parts: a dict from the name of a parameter, buffer, axis
+            or operator to one number, or to one number for each position. Alternatively, the
+            result of :func:`archgraph.importance`. The score of a part is the mean over its
+            operators and the parameters, buffers and axes that they use.
         notify: Called with a line of text for each graph that takes long.
 
     Returns:
@@ -104,7 +107,7 @@ def view(
 
 
 def _start(several: Sequence[Sequence[_Part]]) -> list[int]:
-    """Return the numbers of the graphs to show first; for a family, the global graph."""
+    """Return the numbers of the graphs that are shown when the page opens."""
     opened: list[int] = []
     at = 0
     for parts in several:
@@ -114,7 +117,7 @@ def _start(several: Sequence[Sequence[_Part]]) -> list[int]:
 
 
 def _distinctly_named(graphs: list[dict[str, Json]]) -> list[dict[str, Json]]:
-    """Return the graphs with distinct names, by numbering repeated ones."""
+    """Append a number to each repeated name of a graph."""
     counts: dict[str, int] = {}
     for one in graphs:
         name = one["name"]
@@ -125,7 +128,7 @@ def _distinctly_named(graphs: list[dict[str, Json]]) -> list[dict[str, Json]]:
 
 
 def _overlays(graphs: list[dict[str, Json]], overlays: Mapping[str, Overlay]) -> dict[str, Json]:
-    """Return names and ranges of the overlays, and add their figures to the graphs."""
+    """Return names and ranges of the overlays, and add their values to the graphs."""
     for i, graph in enumerate(graphs):
         figures = {
             key: one.figures[i] for key, one in overlays.items() if one.figures[i] is not None
@@ -135,7 +138,7 @@ def _overlays(graphs: list[dict[str, Json]], overlays: Mapping[str, Overlay]) ->
 
 
 def _listed(subject: Any) -> list[tuple[str | None, Subject]]:
-    """List the subjects, with names if the user passed a mapping."""
+    """Return the subjects as a list, with names if the user passed a dict."""
     if isinstance(subject, Mapping):
         return list(subject.items())
     several = isinstance(subject, list | tuple) or not (
@@ -151,11 +154,11 @@ class _Part:
     """One graph of a page.
 
     Attributes:
-        name: Name on the page. Empty for the name of the graph.
+        name: Name on the page. If empty, the name of the graph is used.
         anatomy: The parts of the graph.
-        way: Transfer from the graph of which this one is a rewrite. Default: not a rewrite.
-        family: The family, if this is its global graph. Default: none.
-        rounds: Changes by round, if this is the global model of a run. Default: none.
+        way: Transfer to this graph, if it is a rewrite of another graph.
+        family: The family, if this is its global graph.
+        rounds: Changes in each round, if this is the global model of a run.
     """
 
     name: str
@@ -176,7 +179,7 @@ class _Part:
 
 
 def _parts(name: str | None, subject: Subject, notify: Callable[[str], object]) -> Iterator[_Part]:
-    """Yield the graphs of a family or run, the global one first, or a single graph."""
+    """Yield the graphs of a subject; for a family or run, the global graph first."""
 
     def dissected(graph: ArchGraph, clients: Cover | None = None) -> Anatomy:
         if len(graph.nodes) >= LARGE:
@@ -202,16 +205,17 @@ def _parts(name: str | None, subject: Subject, notify: Callable[[str], object]) 
 
 
 def _pairs(parts: Sequence[_Part]) -> dict[str, Json]:
-    """Return the correspondence of each further graph to the first.
+    """Return the correspondence of each further graph with the first graph.
 
-    For two others, the page composes these, since data for all pairs would grow quadratically.
+    The page composes these to compare two further graphs. Data for all pairs would grow with the
+    square of the number of graphs.
     """
     first, *others = parts
     return {f"0 {i}": _paired(first, one) for i, one in enumerate(others, 1)}
 
 
 def _paired(first: _Part, other: _Part) -> dict[str, Json]:
-    """Return the corresponding operators of two graphs and their differences, by number."""
+    """Return the corresponding operators and the differences of two graphs."""
     a, b = first.anatomy, other.anatomy
     matched = correspond(a.graph, b.graph, _way(first, other))
     of_a, of_b = numbered(a.operators), numbered(b.operators)
@@ -228,8 +232,8 @@ def _paired(first: _Part, other: _Part) -> dict[str, Json]:
 
 
 def _way(first: _Part, other: _Part) -> Way | None:
-    """Return the transfer between two graphs, or both from their common graph; else None."""
-    # Compared by signature, since another graph may have the same names.
+    """Return the transfer between two graphs, or both transfers from a common graph, or None."""
+    # Compare signatures, since another graph may have the same names.
     if other.way and other.way.source == signature(first.anatomy.graph):
         return other.way
     if first.way and other.way and other.way.source and first.way.source == other.way.source:

@@ -1,4 +1,4 @@
-"""Read the subject of a page from a file or folder: a model, a family or a run."""
+"""Read the subject of a page (a model, a family or a run) from a file or folder."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from archgraph.viewer.show import Subject
 
 
 def subject_at(address: Address) -> Subject:
-    """Return the subject at an address: a run, a family, a model, or one model of several."""
+    """Return the run, family or model at an address, or one model of a family or run."""
     if address.member is not None:
         graph = address.graph().replace(name=f"{address.path.resolve().stem}:{address.member}")
-        # With the transfer, the page shows its positions in the global model.
+        # From the transfer, the page shows which channels of the global model it has.
         return graph if address.transfer is None else Rewritten(graph, address.transfer)
     if address.is_run:
         return read_run(address.path)

@@ -1,4 +1,4 @@
-"""Data to show submodels of a graph: cost polynomials, and the submodels of clients."""
+"""Data with which a page shows submodels: cost polynomials, and the submodels of clients."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from archgraph.viewer.distinct import numbered
 
 
 def cost_terms(graph: ArchGraph) -> dict[str, Json]:
-    """Return parameters and MACs as polynomials in the sizes of axes, with no block removed.
+    """Return the numbers of parameters and MACs as polynomials in the sizes of axes.
 
-    A term is a factor followed by the numbers of its axes. ``cut`` lists the axes that a common
-    share cuts.
+    Each term is a list of a factor and the numbers of its axes. ``cut`` lists the axes that the
+    page cuts if the user selects a fraction of every width.
     """
     costs, number = cost(graph).polynomial, numbered(axis.name for axis in axes(graph).all)
 
@@ -38,7 +38,7 @@ def client_shapes(family: Family, parts: Anatomy) -> list[Json]:
 
 
 def _shape(parts: Anatomy, small: ArchGraph, transfer: Transfer) -> list[Json]:
-    """Return parameters, MACs, sizes of narrower axes, and numbers of missing blocks."""
+    """Return parameters, MACs, sizes of narrower axes, and indices of missing blocks."""
     spent, solved = cost(small), axes(parts.graph)
     number, sizes = numbered(axis.name for axis in solved.all), widths(parts.graph, transfer)
     narrower = [

@@ -228,7 +228,9 @@ def test_pins_name_what_stands_in_the_way():
         "unused.0": ("no operator uses it", None, "unused"),
     }
     inside = pins["inside.in"]
-    assert inside is not None and inside.remedy == "another input: its size comes from outside"
+    assert (
+        inside is not None and inside.remedy == "another input, since the caller chooses its size"
+    )
     assert inside.source is not None and "test_explanation.py:" in inside.source
 
 

@@ -76,7 +76,9 @@ def test_what_is_no_width_is_refused(width):
 
 def test_a_width_for_no_picture_says_how_small_letters_would_be():
     graph = chain(2, 2)
-    with pytest.raises(RunError, match=r"does not fit a page.*letters of [0-5]\.\d points at 5mm"):
+    with pytest.raises(
+        RunError, match=r"does not fit a page.*font size of [0-5]\.\d points at 5mm"
+    ):
         draw(graph, width="5mm")
 
 

@@ -145,8 +145,8 @@ def test_a_width_that_is_returned_is_cut_behind_a_wrapper(wrapped, tmp_path):
     if not wrapped:
         message = (
             r"heads\[2\].*with 8 in dimension \d; expected 16, in the nearest configuration .*and "
-            r"bert\.embeddings\.word_embeddings\.out\[16\] from hidden_size, and that is dimension "
-            r"2 of the model's output: trace a wrapper that returns logits alone; cut both"
+            r"bert\.embeddings\.word_embeddings\.out\[16\] from hidden_size, which is dimension "
+            r"2 of the model's output: trace a wrapper that returns only logits; cut both"
         )
         with pytest.raises(ag.RewriteError, match=message):
             ag.to_transformers(small, weights, model, tmp_path)
@@ -221,7 +221,7 @@ REASONS = {
     "depth": (
         lambda g: ag.skip(g, "layers.1"),
         r"layers\.2: every Net has this block; expected in the nearest configuration "
-        r"\(the original one\); no entry sets their number",
+        r"\(the original one\); no configuration entry sets the number",
     ),
     "forward": (
         lambda g: ag.take(g, 0.5),

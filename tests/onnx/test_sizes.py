@@ -78,7 +78,7 @@ BARE = [
 )
 def test_files_for_one_size_whose_examples_meet_are_refused(nodes, batch, constants, tmp_path):
     path = file(tmp_path / "m.onnx", nodes, batch, **constants)
-    with pytest.raises(ag.SpecError, match=r"m\.onnx: is for a fixed.*examples interact"):
+    with pytest.raises(ag.SpecError, match=r"m\.onnx: is for a fixed.*depends on other examples"):
         ag.load(path, {"batch": "open"})
     if batch == 1:  # what the file says
         assert_like_onnxruntime(path, torch.randn(1, 4))
@@ -86,7 +86,10 @@ def test_files_for_one_size_whose_examples_meet_are_refused(nodes, batch, consta
 
 ASKED: dict[str, tuple[dict[str, Any], str]] = {
     "another name": ({"bach": "open"}, "no such size.*'bach'.*did you mean 'batch'"),
-    "another number": ({"batch": 3}, "batch: is a number in the file; found 3; expected 1.*open"),
+    "another number": (
+        {"batch": 3},
+        "batch: has another size in the file; found 3; expected 1.*open",
+    ),
     "no size": ({"x_1": "wide"}, r"x_1: is not a size; found 'wide'; expected N ≥ 1, or open"),
 }
 

@@ -1,4 +1,4 @@
-"""Table of supported ONNX operators, one row each."""
+"""Table of supported ONNX operators, with a row for each operator."""
 
 from archgraph.onnx.operators.attention import ATTENTION
 from archgraph.onnx.operators.images import IMAGES

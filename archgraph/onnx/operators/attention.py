@@ -1,4 +1,4 @@
-"""Row of the attention operator, as PyTorch's exporter writes it."""
+"""The ONNX operator ``Attention``, in the form that PyTorch's exporter writes."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _OPTIONS = {
 def _attention(
     at: Attributes, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, *rest: object
 ) -> Tensor:
-    """Compute attention of ``[batch, head, position, feature]``.
+    """Compute attention for tensors of shape ``[batch, head, position, feature]``.
 
     Raises:
-        SpecError: If it has a cache, lengths, or scores among its results.
+        SpecError: If the node has a cache or sequence lengths, or also returns the scores.
     """
     for name, default in _OPTIONS.items():
         at.refuse(name, default)
@@ -40,7 +40,7 @@ def _attention(
     causal, scale = bool(at.get("is_causal", 0)), at.get("scale")
     if mask is None:
         return F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)
-    if mask.shape[-1] != k.shape[2]:  # a shorter mask hides all positions after its end
+    if mask.shape[-1] != k.shape[2]:  # a shorter mask hides all later positions
         raise SpecError(
             "has a mask of another size", found=f"{mask.shape[-1]} positions", expected=k.shape[2]
         )

@@ -1,4 +1,4 @@
-"""Rows of operators on images: resizing, sampling at positions, blocks of pixels."""
+"""ONNX operators on images: resizing, grid sampling, and rearranging blocks of pixels."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _resize(at: Attributes, x: Tensor, *rest: Known | None) -> Tensor:
     """Resize with the PyTorch operator that computes the same.
 
     Raises:
-        SpecError: If there is none.
+        SpecError: If PyTorch does not have such an operator.
     """
     # Until opset 10 the scales are the only input, or an attribute.
     _, scales, sizes = (*((None, *rest) if len(rest) == 1 else rest), None, None, None)[:3]
@@ -65,23 +65,23 @@ def _sizes(
         targets = [_scaled(size, factors.get(axis, 1.0), axis) for axis, size in enumerate(x.shape)]
         return {axis: factor for axis, factor in factors.items() if factor != 1}, targets
     for axis, size in zip(axes, sizes, strict=True):
-        # The file has a number for a batch that is opened on request.
+        # If the user opened the batch size, the file still has a number.
         targets[axis] = size if axis else _batch(x, size)
-    # Sizes that depend on open sizes are compared as expressions: `==` would fix them.
+    # Compare symbolic sizes as expressions, since `==` would fix them.
     same = [statically_known_true(a == b) for a, b in zip(targets, x.shape, strict=True)]
     return {axis: None for axis in axes if not same[axis]}, targets
 
 
 def _batch(x: Tensor, size: int) -> int:
-    """Return the new size of the batch: that of the tensor if only the tensor's is open."""
+    """Return the new size of the batch; that of the tensor, if the tensor's size is open."""
     opened = isinstance(x.shape[0], torch.SymInt) and not isinstance(size, torch.SymInt)
     return x.shape[0] if opened else size
 
 
 def _scaled(size: int, factor: float, axis: int) -> int:
-    """Return a size times a factor."""
+    """Return the size of an axis after resizing."""
     if not isinstance(size, torch.SymInt):
-        # In float32, as in the file: rounding may decide between two sizes.
+        # Compute in float32 as ONNX does, since rounding may decide between two sizes.
         return int(size * np.float32(factor))
     if factor != 1 and not (axis and float(factor).is_integer()):
         raise SpecError("resizes an open size", found=factor, expected="a whole number")
@@ -91,8 +91,8 @@ def _scaled(size: int, factor: float, axis: int) -> int:
 def _native(
     at: Attributes, x: Tensor, factors: Mapping[int, float | None], targets: list[int]
 ) -> str | None:
-    """Return PyTorch's mode that computes the same, or None."""
-    # Up to rounding of a factor, which may be the quotient of two sizes.
+    """Return the mode of PyTorch that computes the same; None if there is none."""
+    # A factor may be a rounded quotient of two sizes.
     exact = all(
         factor is None or math.isclose(targets[axis], x.shape[axis] * factor, rel_tol=1e-6)
         for axis, factor in factors.items()
@@ -109,7 +109,7 @@ def _native(
 
 
 def _smooth(at: Attributes, x: Tensor) -> str | None:
-    """Return PyTorch's mode that interpolates in the same way, or None."""
+    """Return the mode of PyTorch that interpolates in the same way; None if there is none."""
     mode, transformation, _ = _options(at)
     if not x.is_floating_point() or transformation not in _SMOOTH:
         return None

@@ -1,7 +1,7 @@
-"""Operators on values that are known while a file is read (sizes, axes, constants), in NumPy.
+"""ONNX operators in NumPy, for values that are known when a file is read (sizes, constants).
 
-The batch size is a symbol, so arrays of sizes contain Python objects. All functions here only do
-arithmetic and indexing on them.
+The batch size is a symbol. Arrays with batch sizes therefore contain Python objects, on which these
+functions only use arithmetic and indexing.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ def _div(a: Known, b: Known) -> Known:
     quotient = np.floor_divide(a, b)
     if symbolic(a) or symbolic(b):  # batch sizes, which are positive
         return quotient
-    # ONNX rounds towards zero; NumPy rounds down, which differs for negative numbers.
+    # ONNX rounds quotients towards zero, NumPy rounds them down.
     return quotient + ((quotient < 0) & (quotient * b != a))
 
 
 def _cast(at: Attributes, x: Known) -> Known:
     import onnx
 
-    # Sizes are already integers; converting a symbol would fix the batch size.
+    # Sizes are already integers. Converting a symbol would fix the batch size.
     if x.dtype == object and at.need("to") in (onnx.TensorProto.INT32, onnx.TensorProto.INT64):
         return x
     return x.astype(onnx.helper.tensor_dtype_to_np_dtype(at.need("to")))
@@ -47,7 +47,7 @@ def _cast_like(at: Attributes, x: Known, like: Known | Tensor) -> Known:
         return x if like.dtype == object else x.astype(like.dtype)
     if like.dtype != torch.bfloat16:
         return x.astype(str(like.dtype).removeprefix("torch."))
-    import onnx  # NumPy lacks bfloat16; ONNX brings one
+    import onnx  # NumPy does not have bfloat16; the package onnx provides it
 
     return x.astype(onnx.helper.tensor_dtype_to_np_dtype(onnx.TensorProto.BFLOAT16))
 
@@ -67,12 +67,12 @@ def _squeeze(at: Attributes, x: Known, axes: Known | None = None) -> Known:
 def _filled(at: Attributes, shape: Known) -> Known:
     value = at.get("value")
     fill = np.zeros(1, np.float32) if value is None else np.ravel(value)
-    # Limit bytes: a constant weight may be as large as one of VGG.
+    # Limit the bytes; the limit is above the largest weight of VGG.
     return np.full(_bounded(integers(shape), LIMITS.folded_bytes // fill.itemsize), fill[0])
 
 
 def _bounded(shape: Sequence[int], most: int = LIMITS.folded_elements) -> list[int]:
-    """Return the sizes of a constant; raise if it has too many elements."""
+    """Return the sizes of a constant; raise an error if it has too many elements."""
     sizes = [*shape]
     if min(sizes, default=0) < 0 or math.prod(int(size) for size in sizes) > most:
         raise SpecError("is too large", found=sizes, expected=f"at most {most:,} elements")
@@ -84,14 +84,14 @@ def _elementwise(function: Callable[..., Known]) -> Folding:
 
     def compute(at: Attributes, *arrays: Known) -> Known:
         _bounded(np.broadcast_shapes(*(np.shape(x) for x in arrays)))
-        with np.errstate(all="ignore"):  # overflows and divisions by 0 are as in the file
+        with np.errstate(all="ignore"):  # overflows and divisions by 0 have the same result in ONNX
             return _short(np.asarray(function(*map(_as_int64, arrays))))
 
     return compute
 
 
 def _short(value: Known) -> Known:
-    """Raise for a long expression of the batch size; return other values unchanged."""
+    """Return a value unchanged; raise an error for a long expression of the batch size."""
     if value.dtype == object:
         for item in value.ravel():
             if isinstance(item, torch.SymInt) and item.node.expr.count_ops() > LIMITS.batch_steps:
@@ -100,7 +100,7 @@ def _short(value: Known) -> Known:
 
 
 def _as_int64(value: Known) -> Known:
-    """Convert sizes to int64, which overflow as in the file; symbols stay."""
+    """Convert sizes to int64, which overflow as in ONNX; keep symbols."""
     return value.astype(np.int64) if value.dtype == object and not symbolic(value) else value
 
 
@@ -117,7 +117,7 @@ def _concat(at: Attributes, *arrays: Known) -> Known:
 
 def _range(at: Attributes, first: Known, last: Known, step: Known) -> Known:
     if not step.item():
-        raise SpecError("counts in steps of 0")
+        raise SpecError("has a step of 0")
     _bounded([max(int((last.item() - first.item()) / step.item()), 0)])
     return np.arange(first.item(), last.item(), step.item()).astype(first.dtype)
 
@@ -154,7 +154,7 @@ FOLDS: dict[str, Folding] = {
     "Identity": lambda at, x: x,
     "Cast": _cast,
     "CastLike": _cast_like,
-    # Sizes are Python objects: each may be the symbol of the batch size.
+    # Sizes are Python objects, since each may be the symbol of the batch size.
     "Size": lambda at, x: np.array(x.size, dtype=object),
     "Shape": lambda at, x: np.array(x.shape[at.get("start", 0) : at.get("end")], dtype=object),
     "Concat": _concat,
@@ -173,7 +173,7 @@ FOLDS: dict[str, Folding] = {
 }
 
 
-# Slice of the inputs that determine the size of a fold's result.
+# Which inputs determine the size of the result of an operator.
 SIZED_BY = {"Slice": (1, None), "ConstantOfShape": (0, 1), "Range": (0, None), "Expand": (1, 2)}
 
 
@@ -185,7 +185,7 @@ def symbolic(value: object) -> bool:
 
 
 def known_tensor(value: Known) -> Tensor:
-    """Convert a known value to a tensor; batch sizes in it stay symbolic."""
+    """Convert a known value to a tensor; batch sizes remain symbols."""
     if symbolic(value):
         return torch.stack(
             [torch.scalar_tensor(item, dtype=torch.int64) for item in value.ravel()]
@@ -194,5 +194,5 @@ def known_tensor(value: Known) -> Tensor:
         value = value.astype(np.int64)
     if value.dtype.name == "bfloat16":  # PyTorch cannot convert this type from NumPy
         return torch.from_numpy(np.array(value).view(np.int16)).view(torch.bfloat16)
-    # Copy values that NumPy repeats without storing them (a stride of 0).
+    # Copy arrays that repeat values with a stride of 0.
     return torch.from_numpy(value if value.flags.writeable else np.array(value))

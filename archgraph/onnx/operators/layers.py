@@ -1,4 +1,4 @@
-"""Rows of operators with weights (convolutions, products, norms), and of pooling."""
+"""ONNX operators with weights (convolutions, products, norms), and pooling."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from archgraph.errors import SpecError
 from archgraph.onnx.operators.row import Attributes, OnnxRow, OnnxTable
 
-# Number of axes of a window → function.
+# From the number of spatial axes to the function of PyTorch.
 _CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 _MAX = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
@@ -20,7 +20,7 @@ _MEAN: dict[int, Callable[..., Tensor]] = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: 
 
 
 def _window(at: Attributes, x: Tensor, kernel: list[int]) -> tuple[list[int], ...]:
-    """Return strides, dilations, and padding before and after, for each axis of a window."""
+    """Return strides, dilations, and the padding on both sides, for each spatial axis."""
     n = len(kernel)
     strides = list(at.get("strides") or [1] * n)
     dilations = list(at.get("dilations") or [1] * n)
@@ -58,7 +58,7 @@ def _transposed(at: Attributes, x: Tensor, weight: Tensor, bias: Tensor | None =
     kernel = list(weight.shape[2:])
     strides, dilations, before, after = _window(at, x, kernel)
     extra = list(at.get("output_padding") or [0] * len(kernel))
-    # PyTorch cuts both sides equally: by the smaller padding here, by the rest below.
+    # PyTorch crops both sides equally: crop by the smaller padding here, by the rest below.
     both = [*map(min, before, after)]
     y = _TRANSPOSED[len(strides)](
         x, weight, bias, strides, both, extra, at.get("group", 1), dilations
@@ -71,10 +71,10 @@ def _transposed(at: Attributes, x: Tensor, weight: Tensor, bias: Tensor | None =
 
 def _max_pool(at: Attributes, x: Tensor) -> Tensor:
     if at.outputs > 1:
-        raise SpecError("returns positions of a maximum, which ONNX counts in another way")
+        raise SpecError("returns indices of maxima, which ONNX counts in another way")
     kernel = list(at.need("kernel_shape"))
     strides, dilations, before, after = _window(at, x, kernel)
-    ends: list[int] = []  # start of the padding after the input, on axes that are padded here
+    ends: list[int] = []  # end of the input on axes that are padded here
     # PyTorch pads both sides equally, and by at most half a window.
     if before != after or any(b > k // 2 for b, k in zip(before, kernel, strict=True)):
         lowest = -math.inf if x.is_floating_point() else torch.iinfo(x.dtype).min
@@ -82,7 +82,7 @@ def _max_pool(at: Attributes, x: Tensor) -> Tensor:
         x, before = _padded(x, before, after, lowest), [0] * len(before)
     y = _MAX[len(kernel)](x, kernel, strides, before, dilations, bool(at.get("ceil_mode", 0)))
     for axis, (end, stride) in enumerate(zip(ends, strides, strict=False), 2):
-        if (int(y.shape[axis]) - 1) * stride >= end:  # a window inside the padding after the input
+        if (int(y.shape[axis]) - 1) * stride >= end:  # the last window is inside the padding
             y = y.narrow(axis, 0, int(y.shape[axis]) - 1)
     return y
 
@@ -95,18 +95,18 @@ def _mean_pool(at: Attributes, x: Tensor) -> Tensor:
     if before == after and small and all(d == 1 for d in dilations):
         return _MEAN[len(kernel)](x, kernel, strides, before, ceil, count)
     if ceil:
-        raise SpecError("averages over one-sided padding or gaps and rounds up")
+        raise SpecError("averages with unequal padding or dilation, and rounds the size up")
     total = _window_sum(_padded(x, before, after, 0.0), kernel, strides, dilations)
     if count:
         return total / math.prod(kernel)
-    # Windows that reach into the padding have a smaller divisor.
+    # Windows that extend into the padding have a smaller divisor.
     return total / _window_sum(
         _padded(torch.ones_like(x), before, after, 0.0), kernel, strides, dilations
     )
 
 
 def _window_sum(x: Tensor, kernel: list[int], strides: list[int], dilations: list[int]) -> Tensor:
-    """Sum over windows of each channel, by a convolution with ones (channels as examples)."""
+    """Sum each channel over windows, with a convolution of ones that has channels as examples."""
     ones = torch.ones(1, 1, *kernel, dtype=x.dtype)
     sums = _CONV[len(kernel)](x.flatten(0, 1).unsqueeze(1), ones, None, strides, 0, dilations)
     return sums.reshape(x.shape[0], x.shape[1], *sums.shape[2:])
@@ -120,7 +120,7 @@ def _gemm(at: Attributes, a: Tensor, b: Tensor, c: Tensor | None = None) -> Tens
     alpha, beta = at.get("alpha", 1.0), at.get("beta", 1.0)
     a = a.t() if at.get("transA", 0) else a
     if alpha == 1 and beta == 1 and at.get("transB", 0) and (c is None or c.dim() == 1):
-        return F.linear(a, b, c)  # the rules of axes know this form
+        return F.linear(a, b, c)  # rewrites support this form
     product = a @ (b.t() if at.get("transB", 0) else b)
     product = product * alpha if alpha != 1 else product
     return product if c is None else product + (c * beta if beta != 1 else c)
@@ -132,8 +132,8 @@ def _batch_norm(
     at.refuse("training_mode", 0)
     at.refuse("spatial", 1)
     if at.opset < 7 and not at.get("is_test", 0):
-        raise SpecError("trains in evaluation")
-    momentum = round(1 - at.get("momentum", 0.9), 6)  # in ONNX, the weight of the old value
+        raise SpecError("is in training mode (is_test=0)")
+    momentum = round(1 - at.get("momentum", 0.9), 6)  # ONNX weights the old value
     return F.batch_norm(x, mean, var, w, b, at.training, momentum, at.get("epsilon", 1e-5))
 
 
@@ -143,7 +143,7 @@ def _instance_norm(at: Attributes, x: Tensor, w: Tensor, b: Tensor) -> Tensor:
 
 def _group_norm(at: Attributes, x: Tensor, w: Tensor, b: Tensor) -> Tensor:
     groups = at.need("num_groups")
-    if w.shape[0] != x.shape[1]:  # opset 18: one number per group
+    if w.shape[0] != x.shape[1]:  # in opset 18, one number per group
         w, b = (v.repeat_interleave(x.shape[1] // groups) for v in (w, b))
     return F.group_norm(x, groups, w, b, at.get("epsilon", 1e-5))
 

@@ -1,4 +1,4 @@
-"""Rows of elementwise operators."""
+"""Elementwise ONNX operators."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _prelu(at: Attributes, x: Tensor, slope: Tensor) -> Tensor:
     if slope.numel() == 1:
         return F.prelu(x, slope.reshape(1))
     aligned = [1] * (x.dim() - slope.dim()) + list(slope.shape)
-    # Opset 6 has a slope per channel; later opsets broadcast slopes like any operand.
+    # In opset 6, there is a slope for each channel; in later opsets, slopes are broadcast.
     channels = at.opset < 7 or slope.numel() == aligned[1]
     if x.dim() > 1 and channels and slope.numel() == x.shape[1]:
         return F.prelu(x, slope.reshape(-1))
@@ -47,7 +47,7 @@ def _prelu(at: Attributes, x: Tensor, slope: Tensor) -> Tensor:
 
 
 def _numeric(function: Callable[[Tensor, Number], Tensor]) -> OnnxRow:
-    """Return the row of a function whose first operand PyTorch needs as a tensor."""
+    """Return the row of a function whose first operand must be a tensor in PyTorch."""
 
     def compute(at: Attributes, a: Number, b: Number) -> Tensor:
         if not isinstance(a, Tensor):
@@ -67,7 +67,7 @@ def _mod(at: Attributes, a: Tensor, b: Tensor) -> Tensor:
 
 
 def _power(at: Attributes, a: Number, b: Tensor) -> Tensor:
-    """Compute a power, which has the type of its base, even if the base is a number."""
+    """Compute a power; the result has the dtype of the base."""
     if not isinstance(a, Tensor):
         alike = isinstance(a, float) == b.is_floating_point()
         a = torch.tensor(a, dtype=b.dtype if alike else None)
@@ -89,9 +89,9 @@ def _clip(at: Attributes, x: Tensor, low: Known | None = None, high: Known | Non
     if least is None and most is None:
         return x
     if least == 0 and most is None and x.is_floating_point():
-        return torch.relu(x)  # rewrites know this form
+        return torch.relu(x)  # rewrites support this form
     if least is not None and most is not None:
-        least = min(least, most)  # if bounds cross, the upper one counts
+        least = min(least, most)  # if the lower bound is above the upper one, the upper one is used
     return torch.clamp(x, least, most)
 
 
@@ -102,7 +102,7 @@ def _swish(at: Attributes, x: Tensor) -> Tensor:
 
 def _hard_sigmoid(at: Attributes, x: Tensor) -> Tensor:
     alpha, beta = at.get("alpha", 0.2), at.get("beta", 0.5)
-    if math.isclose(alpha, 1 / 6, rel_tol=1e-4) and beta == 0.5:  # written with few digits
+    if math.isclose(alpha, 1 / 6, rel_tol=1e-4) and beta == 0.5:  # the file has few digits
         return F.hardsigmoid(x)
     return torch.clamp(x * alpha + beta, 0, 1)
 

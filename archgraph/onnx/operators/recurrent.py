@@ -1,4 +1,4 @@
-"""Rows of recurrent layers, whose gates have another order in ONNX."""
+"""Recurrent ONNX layers; the order of their gates differs from PyTorch."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _params(kind: str, way: int, w: Tensor, r: Tensor, b: Tensor | None) -> Iter
 
 
 def _layer(kind: str, at: Attributes, ways: int) -> Callable[..., tuple[Tensor, ...]]:
-    """Return PyTorch's function; raise for settings that it does not have."""
+    """Return the function of PyTorch; raise an error for settings that it does not support."""
     at.refuse("input_forget", 0)
     at.refuse("clip", None)
     at.refuse("layout", 0)
@@ -47,16 +47,16 @@ def _layer(kind: str, at: Attributes, ways: int) -> Callable[..., tuple[Tensor, 
     if kind == "RNN" and names == ("Relu",) * ways:
         return torch.rnn_relu
     if names != _ACTIVATIONS[kind] * ways:
-        raise SpecError("has other activations", found=names)
+        raise SpecError("has activations that PyTorch's layer does not have", found=names)
     return _FUNCTIONS[kind]
 
 
 def _check_sizes(
     kind: str, ways: int, x: Tensor, w: Tensor, r: Tensor, b: Tensor | None, *states: Tensor
 ) -> None:
-    """Raise unless inputs and weights have the sizes of a layer.
+    """Raise an error if the sizes of inputs and weights do not match.
 
-    ``torch.lstm`` and similar functions do not check this: they would access memory out of bounds.
+    ``torch.lstm`` and similar functions do not check sizes and would access memory out of bounds.
     """
     size = r.shape[-1]
     rows = len(_ORDER[kind]) * size
@@ -74,12 +74,13 @@ def _recurrent(
     lengths: Tensor | None = None, h: Tensor | None = None, c: Tensor | None = None,
     peepholes: Tensor | None = None,
 ) -> object:  # fmt: skip
-    """Compute a layer with PyTorch's function.
+    """Compute a recurrent layer with the function of PyTorch.
 
-    1. Raise for features that PyTorch's layers do not have.
-    2. Permute axes of inputs and states, and gates of the weights, to PyTorch's order.
-    3. Run the layer, on the reversed sequence if ONNX only runs backwards.
-    4. Permute the axes of the results to ONNX's order.
+    1. Raise an error for features that PyTorch's layers do not have.
+    2. Convert the gates of the weights to PyTorch's order. Reverse the sequence if the layer only
+       runs backwards.
+    3. Run the layer.
+    4. Reverse the results if the layer only runs backwards; convert their axes to ONNX's order.
     """
     # 1.
     direction = at.get("direction", "forward")

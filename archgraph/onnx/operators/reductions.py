@@ -1,4 +1,4 @@
-"""Rows of operators that reduce or normalise along axes."""
+"""ONNX operators that reduce or normalise along axes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from archgraph.onnx.operators.row import Attributes, Known, OnnxRow, OnnxTable, axes_of, integers
 
-# Takes a tensor, axes, and whether the axes stay, with size 1.
+# Arguments: a tensor, axes, and whether to keep the axes with size 1.
 Reduction = Callable[[Tensor, list[int], bool], Tensor]
 
 
@@ -20,14 +20,14 @@ def _reduce(function: Reduction) -> OnnxRow:
         if not over and at.get("noop_with_empty_axes", 0):
             return x
         over = over or list(range(x.dim()))
-        # PyTorch sums integers in 64 bits, ONNX in their own type.
+        # PyTorch sums integers in 64 bits, ONNX in the dtype of the input.
         return function(x, over, bool(at.get("keepdims", 1))).to(x.dtype)
 
     return OnnxRow(compute, known=(1,))
 
 
 def _prod(x: Tensor, axes: list[int], keep: bool) -> Tensor:
-    # PyTorch's prod takes one axis; start with the last, so that the others keep their numbers.
+    # torch.prod takes one axis. Start with the last one, so that the others keep their numbers.
     for axis in sorted((a % x.dim() for a in axes), reverse=True):
         x = x.prod(axis, keep)
     return x
@@ -62,7 +62,7 @@ def _cumulative(function: Callable[[Tensor, int], Tensor]) -> OnnxRow:
 
 
 def _real(x: Tensor) -> Tensor:
-    """Convert to float32 unless float64: roots of integers do not exist."""
+    """Convert to float32, except for float64."""
     return x if x.dtype == torch.float64 else x.float()
 
 

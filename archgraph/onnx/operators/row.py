@@ -1,4 +1,4 @@
-"""Type of a row of the ONNX operator table: how to compute one operator with PyTorch."""
+"""Classes for the rows of the ONNX operator table, and for the nodes of a file."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from torch import Tensor
 
 from archgraph.errors import SpecError
 
-# A value that is known while a file is read: sizes (including batch sizes) and constants.
+# A value that is known when a file is read: a constant, or sizes with symbols for open sizes.
 Known: TypeAlias = "np.ndarray[Any, Any]"
-# A number, a text, a tensor or a list of these, according to the operator's definition.
+# A number, a string, a tensor, or a list of these.
 OnnxSetting: TypeAlias = Any
 
 
 @dataclass(frozen=True)
 class Attributes:
-    """Attributes of an operator, with further facts about the node that rows use."""
+    """Attributes of a node, with the opset, the number of results and the mode."""
 
     values: Mapping[str, OnnxSetting]
     opset: int
@@ -28,24 +28,24 @@ class Attributes:
     training: bool = False
 
     def get(self, name: str, default: object = None) -> OnnxSetting:
-        """Return an attribute, or its default."""
+        """Return an attribute; the default if it is missing."""
         return self.values.get(name, default)
 
     def need(self, name: str) -> OnnxSetting:
         """Return a required attribute.
 
         Raises:
-            SpecError: If it is missing.
+            SpecError: If the attribute is missing.
         """
         if name not in self.values:
             raise SpecError("lacks an attribute", expected=name)
         return self.values[name]
 
     def refuse(self, name: str, default: object) -> None:
-        """Raise if an attribute does not have its default value.
+        """Raise an error if an attribute does not have its default value.
 
         Raises:
-            SpecError: If it has another value.
+            SpecError: If the attribute has another value.
         """
         value = self.values.get(name, default)
         if value != default:
@@ -54,23 +54,23 @@ class Attributes:
             )
 
     def results(self, *values: Tensor | None) -> object:
-        """Return as many results as the node has: a tuple, or a single result."""
+        """Return the results that the node has, as a tuple, or its single result."""
         return values[: self.outputs] if self.outputs > 1 else values[0]
 
 
 @dataclass(frozen=True)
 class OnnxRow:
-    """How to compute an ONNX operator.
+    """How to compute an ONNX operator with PyTorch.
 
     Attributes:
-        compute: Maps attributes and inputs (``None`` for an omitted input) to the result, or a
-            tuple of results.
-        known: Inputs that must be known while the file is read: shapes, axes, bounds.
-        numbers: Whether inputs with one number may be Python numbers.
-        buffers: Inputs that are running statistics.
-        zeros: Inputs that are ignored if they are known to be zero: PyTorch's exporter writes a
-            bias of zeros for a layer without bias.
-        types: Inputs of which only the type is read.
+        compute: Function of attributes and inputs (``None`` for an omitted input) that returns the
+            result, or a tuple of results.
+        known: Indices of inputs that must be known when the file is read: shapes, axes, bounds.
+        numbers: Whether inputs with one element may be Python numbers.
+        buffers: Indices of inputs that are running statistics.
+        zeros: Indices of inputs that are ignored if all their elements are zero. PyTorch's exporter
+            writes a bias of zeros for a layer without bias.
+        types: Indices of inputs of which only the dtype is read.
         since: Oldest opset to which the row applies.
     """
 
@@ -87,34 +87,34 @@ OnnxTable: TypeAlias = dict[str, OnnxRow]
 
 
 def bare(function: Callable[..., object], types: Sequence[int] = ()) -> OnnxRow:
-    """Return the row of an operator without attributes that is a function of PyTorch."""
+    """Return the row of an operator without attributes that equals a function of PyTorch."""
     return OnnxRow(lambda at, *inputs: function(*inputs), types=types)
 
 
 def integers(value: Known | Sequence[int] | None) -> list[int]:
-    """List known sizes, axes or positions; empty if the input is omitted.
+    """Return known sizes, axes or indices as a list; an empty list if the input is omitted.
 
     Raises:
-        SpecError: If they depend on the data.
+        SpecError: If the value depends on the data.
     """
     if value is None:
         return []
     if isinstance(value, Tensor):
         raise SpecError("depends on numbers that are computed from the input")
-    # A symbol acts as a number; int() would fix the batch size to that of the example.
+    # Keep symbols, since int() would fix the batch size.
     return [
         cast(int, item) if isinstance(item, torch.SymInt) else int(item) for item in np.ravel(value)
     ]
 
 
 def axes_of(at: Attributes, value: Known | None) -> list[int] | None:
-    """Return the axes, which are an attribute in older opsets; None if they are omitted."""
+    """Return the axes, an input or (in older opsets) an attribute; None if they are omitted."""
     axes = at.get("axes") if value is None else integers(value)
     return None if axes is None else list(axes)
 
 
 def slices_of(at: Attributes, *inputs: Known | None) -> Iterator[tuple[int, slice]]:
-    """Yield axis and slice of each part of a Slice, which are attributes in opset 1."""
+    """Yield each axis and slice of a ``Slice`` of opset 1, where they are attributes."""
     starts, ends, axes, steps = (*inputs, None, None, None, None)[:4]
     first = list(at.need("starts")) if starts is None else integers(starts)
     last = list(at.need("ends")) if ends is None else integers(ends)
@@ -126,7 +126,7 @@ def slices_of(at: Attributes, *inputs: Known | None) -> Iterator[tuple[int, slic
 
 @dataclass(frozen=True)
 class OnnxStep:
-    """A node of the file: its row, and its inputs, attributes and module."""
+    """A node of the file, with its row, inputs, attributes and module."""
 
     name: str
     kind: str
@@ -140,7 +140,7 @@ class OnnxStep:
         return f"{self.kind} {self.name}".strip()
 
     def at(self, opset: int, training: bool = False) -> Attributes:
-        """Return the node's attributes for its row, without unnamed results at the end."""
+        """Return the attributes for the row; results at the end without a name do not count."""
         return Attributes(
             self.attributes,
             opset,
@@ -149,5 +149,5 @@ class OnnxStep:
         )
 
     def inputs_at(self, positions: Iterable[int]) -> list[str]:
-        """Return the names of the inputs at some positions; nodes may omit the last inputs."""
+        """Return the names of the inputs with some indices; nodes may omit the last inputs."""
         return [self.inputs[i] for i in positions if i < len(self.inputs)]

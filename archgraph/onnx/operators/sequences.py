@@ -1,7 +1,4 @@
-"""Rows of operators on sequences of tensors.
-
-The length of a sequence is known while a file is read: it is a Python list of tensors.
-"""
+"""ONNX operators on sequences of tensors, which are Python lists of known length."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from archgraph.onnx.operators.row import Attributes, Known, OnnxRow, OnnxTable, 
 
 
 def _item(at: Attributes, items: list[Tensor], index: Known) -> Tensor:
-    """Return the item at a position; a negative one counts from the end."""
+    """Return the item at an index; negative indices count from the end."""
     position, count = integers(index)[0], len(items)
     if not -count <= position < count:
         raise SpecError(
@@ -27,7 +24,7 @@ def _split(at: Attributes, x: Tensor, sizes: Known | None = None) -> list[Tensor
     axis = at.get("axis", 0)
     if sizes is None:
         return list(x.split(1, axis)) if at.get("keepdims", 1) else list(x.unbind(axis))
-    # A scalar is the size of all parts, a list has the size of each.
+    # A scalar is the size of all parts; a list contains the size of each part.
     return list(x.split(integers(sizes) if np.ndim(sizes) else integers(sizes)[0], axis))
 
 

@@ -1,4 +1,4 @@
-"""Rows of operators that rearrange elements: reshapes, slices, concatenations, indexing."""
+"""ONNX operators that rearrange elements: reshape, slice, concatenate, index."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from archgraph.onnx.operators.row import (
 
 def _reshape(at: Attributes, x: Tensor, shape: Known | None = None) -> Tensor:
     sizes = integers(shape) if shape is not None else list(at.need("shape"))
-    if not at.get("allowzero", 0):  # a size of 0 is that of the input
+    if not at.get("allowzero", 0):  # 0 stands for the size of the input
         sizes = [x.shape[i] if isinstance(s, int) and s == 0 else s for i, s in enumerate(sizes)]
     is_open = isinstance(x.shape[0], torch.SymInt)
     if is_open and all(isinstance(s, int) and s > 0 for s in sizes):
-        sizes[0] = -1  # a file for a batch size of 1 contains the number
+        sizes[0] = -1  # a file for a batch size of 1 contains this number
     return x.reshape(sizes)
 
 
 def _flatten(at: Attributes, x: Tensor) -> Tensor:
     axis = at.get("axis", 1)
     axis = axis if axis == x.dim() else axis % max(x.dim(), 1)
-    if axis == 1:  # the usual case is one operator, whose sizes need no arithmetic
+    if axis == 1:  # usually, one operator without computed sizes
         return x.flatten(1) if x.dim() > 1 else x.reshape(-1, 1)
     return x.reshape(math.prod(x.shape[:axis]), math.prod(x.shape[axis:]))
 
@@ -44,7 +44,7 @@ def _squeeze(at: Attributes, x: Tensor, axes: Known | None = None) -> Tensor:
     over = axes_of(at, axes)
     if over is None:
         over = [i for i, size in enumerate(x.shape) if isinstance(size, int) and size == 1]
-    for axis in over:  # PyTorch would silently keep larger axes
+    for axis in over:  # PyTorch would silently keep axes of other sizes
         if not isinstance(x.shape[axis], int) or x.shape[axis] != 1:
             size = x.shape[axis] if isinstance(x.shape[axis], int) else "the batch"
             raise SpecError("removes an axis that is not of size 1", found=f"axis {axis}: {size}")
@@ -53,7 +53,7 @@ def _squeeze(at: Attributes, x: Tensor, axes: Known | None = None) -> Tensor:
 
 def _unsqueeze(at: Attributes, x: Tensor, axes: Known | None = None) -> Tensor:
     new = axes_of(at, axes) or []
-    # Axes refer to the result: inserted in ascending order, each stays at its position.
+    # Axes are those of the result, so insert them in ascending order.
     for axis in sorted(a % (x.dim() + len(new)) for a in new):
         x = x.unsqueeze(axis)
     return x
@@ -77,13 +77,13 @@ def _split(at: Attributes, x: Tensor, sizes: Known | None = None) -> tuple[Tenso
 
 
 def _from_start(index: Tensor, size: int) -> Tensor:
-    """Convert negative positions to positions from the start, int64, as PyTorch needs them."""
+    """Convert indices to non-negative int64, as PyTorch requires."""
     return torch.where(index < 0, index + size, index).long()
 
 
 def _gather(at: Attributes, x: Tensor, index: Tensor | Known) -> Tensor:
     axis = at.get("axis", 0) % x.dim()
-    if not isinstance(index, Tensor):  # known: a row, a column
+    if not isinstance(index, Tensor):  # a known index, for example of a row
         if index.ndim == 0:
             return x.select(axis, integers(index)[0])
         index = torch.tensor(index.astype(np.int64))
@@ -130,7 +130,7 @@ def _expand(at: Attributes, x: Tensor, shape: Known) -> Tensor:
     rank = max(len(sizes), x.dim())
     before = [1] * (rank - x.dim()) + list(x.shape)
     after = [1] * (rank - len(sizes)) + sizes
-    # ONNX broadcasts in both directions: if the shape has 1, the size of x stays.
+    # ONNX broadcasts in both directions: where the shape has 1, x keeps its size.
     return x.expand(
         [b if isinstance(a, int) and a == 1 else a for b, a in zip(before, after, strict=True)]
     )
@@ -156,7 +156,7 @@ def _pad(
         return F.pad(x, pairs, value=value.item() if value is not None else at.get("value", 0.0))
     while pairs and pairs[-2:] == [0, 0]:
         pairs = pairs[:-2]
-    # The other modes of PyTorch expect exactly batch and channels before the padded axes.
+    # The other modes of PyTorch require exactly batch and channels before the padded axes.
     lead = x.dim() - len(pairs) // 2
     flat = x.reshape(1, -1, *x.shape[lead:]) if lead != 2 else x
     return F.pad(flat, pairs, _PAD_MODES[mode]).reshape(
@@ -181,14 +181,14 @@ def _range(at: Attributes, start: Known, limit: Known, delta: Known) -> Tensor:
     if dtype.is_floating_point and not (symbolic(limit) and all(e == int(e) for e in ends[::2])):
         return torch.arange(*ends, dtype=dtype)
     first, last, step = (integers(value)[0] for value in (start, limit, delta))
-    if step == 1:  # without a step, which PyTorch would divide by, fixing an open size
+    if step == 1:  # omit the step: PyTorch would divide by it and fix an open size
         return (torch.arange(last - first) + first).to(dtype)
     return torch.arange(first, last, step, dtype=dtype)
 
 
 def _one_hot(at: Attributes, index: Tensor, depth: Known, values: Tensor) -> Tensor:
     n = integers(depth)[0]
-    index = _from_start(index.long(), n)  # indices out of range have no hot position
+    index = _from_start(index.long(), n)  # out of range: no element is hot
     hot = (index.unsqueeze(-1) == torch.arange(n)).movedim(-1, at.get("axis", -1))
     return torch.where(hot, values[1], values[0])
 
@@ -200,7 +200,7 @@ def _shape(at: Attributes, x: Tensor) -> Known:
 def _top_k(at: Attributes, x: Tensor, k: Known | None = None) -> tuple[Tensor, Tensor]:
     count = integers(k)[0] if k is not None else at.need("k")
     axis = at.get("axis", -1)
-    # If values are equal, the first counts; torch.topk does not specify this.
+    # Of equal values, take the first; torch.topk does not guarantee this.
     values, positions = x.sort(dim=axis, descending=bool(at.get("largest", 1)), stable=True)
     return values.narrow(axis, 0, count), positions.narrow(axis, 0, count)
 

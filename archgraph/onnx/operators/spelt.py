@@ -1,4 +1,4 @@
-"""Rows of operators that a file decomposes into several nodes."""
+"""Operators that a file decomposes into several nodes."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from archgraph.onnx.operators.row import Attributes, Known, OnnxRow, OnnxTable
 
 
 def _group_norm(at: Attributes, x: Tensor, w: Tensor, b: Tensor) -> Tensor:
-    """Apply a group norm; in the file, the weights have trailing axes of size 1."""
+    """Apply a group norm, whose weights have trailing axes of size 1 in the file."""
     groups, eps, trailing = at.need("num_groups"), at.need("epsilon"), at.need("trailing")
     if x.dim() == 2 + trailing and w.shape[0] == x.shape[1]:
         return F.group_norm(x, groups, w, b, eps)
-    # Weights with another number of axes broadcast in the file; only the norm itself is the same.
+    # If the number of trailing axes differs, the weights are broadcast; apply them after the norm.
     w, b = (v.reshape(-1, *[1] * trailing) for v in (w, b))
     return F.group_norm(x, groups, eps=eps) * w + b
 
@@ -25,16 +25,15 @@ def _group_norm(at: Attributes, x: Tensor, w: Tensor, b: Tensor) -> Tensor:
 def _attention(
     at: Attributes, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *factors: Known | None
 ) -> Tensor:
-    """Compute attention of any rank, with optional scales of queries, keys and scores.
+    """Compute attention for tensors of any rank.
 
-    The factors are those of queries, keys and scores, followed by the divisors of queries and
-    scores.
+    ``factors`` contains factors of queries, keys and scores, then divisors of queries and scores.
     """
     if order := at.get("perm"):
         k = k.permute(order)
     scale = at.need("scale")
     of_q, of_k, of_scores, over_q, over_scores = factors
-    # Whether a derived value is one number is known only here; more axes would broadcast scores.
+    # A derived factor must have one element, since more axes would broadcast the scores.
     single = all(n is None or (n.size == 1 and n.ndim < 2) for n in factors)
     if single:
         numbers = [1.0 if n is None else float(n.item()) for n in factors]
@@ -48,13 +47,13 @@ def _attention(
     if not single:
         scores = _scaled(scores, of_scores, over_scores)
     shares = _shares(at, scores if mask is None else scores + mask)
-    if at.get("or_zero"):  # for a position that may attend to no other
+    if at.get("or_zero"):  # for a position that may not attend to any position
         shares = torch.where(shares.isnan(), 0.0, shares)
     return shares @ v
 
 
 def _is_native(at: Attributes, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> bool:
-    """Return whether PyTorch has this attention: softmax over the last axis, similar tensors."""
+    """Return whether PyTorch's attention computes the same."""
     rank = max(x.dim() for x in (q, k, mask) if x is not None)  # rank of the scores
     last = at.need("axis") in (-1, rank - 1)
     alike = last and _alike(q, k) and _alike(q, v)
@@ -67,7 +66,7 @@ def _scaled(x: Tensor, times: Known | None, over: Known | None) -> Tensor:
 
 
 def _shares(at: Attributes, scores: Tensor) -> Tensor:
-    """Apply a softmax, which before opset 13 runs over its axis and all following axes."""
+    """Apply a softmax. Before opset 13, it runs over its axis and all following axes."""
     axis = at.need("axis")
     if axis in (-1, scores.dim() - 1):
         return torch.softmax(scores, -1)
@@ -77,9 +76,9 @@ def _shares(at: Attributes, scores: Tensor) -> Tensor:
 
 
 def _alike(a: Tensor, b: Tensor) -> bool:
-    """Return whether all axes except the last two are equal; batch sizes are not compared.
+    """Return whether all axes except the last two and the batch have equal sizes.
 
-    Comparing them would fix them, by a guard of the capture.
+    Comparing batch sizes would fix the batch size.
     """
     return a.dim() == b.dim() and all(
         type(m) is type(n) and (not isinstance(m, int) or m == n)
