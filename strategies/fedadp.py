@@ -167,7 +167,7 @@ class FedADP(fl.Averaging, fl.Masking):
         return merger.result()
 
     def _unmerged(self, world: fl.World) -> frozenset[str]:
-        """Return the entries of the global state that stay as they are."""
+        """Return the parameters and buffers of the global state that are not averaged."""
         private = (
             str(tier.transfer.entries[name].source)
             for tier in world.tiers
@@ -249,7 +249,7 @@ class NetChange:
             origin = str(entry.source)
             if entry.unchanged:
                 sums[origin] = wide[name]
-            else:  # ΣA y / ΣA² of a replica is what was replicated
+            else:  # ΣA y / ΣA² recovers the replicated value
                 mean = sums[origin].div_(covered[origin].to(sums[origin]))
                 sums[origin] = mean.to(wide[name].dtype)
         return self.frame.shorter.pull(sums)

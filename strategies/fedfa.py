@@ -243,7 +243,7 @@ class FedFA(fl.Averaging, fl.Masking):
         return fl.by_tier(world, state, norm=self.norm, runs=runs)
 
     def _tier(self, world: fl.World, name: str) -> fl.Tier:
-        """Return the tier of an architecture: the dimensions that the variant lets vary."""
+        """Return an architecture as a tier, restricted to the dimensions of the variant."""
         fit = _fit(world, name, self.variant)
         return fl.Tier(name, fit.graph, fit.down)
 
@@ -269,7 +269,7 @@ class FedFA(fl.Averaging, fl.Masking):
         return frozenset(order[: math.ceil(self.limited * len(order))].tolist())
 
     def _scaled(self, graph: ag.ArchGraph) -> frozenset[str]:
-        """Return the entries that have an α."""
+        """Return the parameters that α multiplies."""
         if self.scale_vectors:
             return frozenset(p.name for p in graph.params if p.role == "parameter")
         return ag.layer_weights(graph)

@@ -83,8 +83,8 @@ class FedGKT(fl.Strategy):
                 raise ag.RunError(
                     "its features do not match the input of the server's part",
                     where=f"tier {tier.name}",
-                    found=f"{sent}, and {', '.join(sorted(shared)) or 'nothing'} of the server's",
-                    expected=f"{accepted}, after {self._after(world)}",
+                    found=f"{sent}, sharing {', '.join(sorted(shared)) or 'no weights'} with it",
+                    expected=f"{accepted}, as after {self._after(world)}, sharing no weights",
                     hint="give clients `ends_after: {section: SECTION, head: CLASSES}`, and the "
                     "strategy `after: SECTION`; fedin serves other cuts, nefl and fedfa parts of "
                     "the whole model",

@@ -146,7 +146,7 @@ class FedIN(fl.Weighted):
         return fl.Task(
             client=client,
             graph=tier.graph,
-            # Intermediate layers are sent once; frozen entries are not held for a client.
+            # Intermediate layers are sent once. Frozen parameters are not stored per client.
             state={
                 name: tensor
                 for name, tensor in tier.state.items()
@@ -229,15 +229,15 @@ class FedIN(fl.Weighted):
             raise error.within(f"tier {tier.name}", kind=ag.RunError, hint=hint) from error
 
     def _shared(self, cut: Cut) -> tuple[str, ...]:
-        """Return the entries that the server averages, by a tier's own names."""
+        """Return the names in a tier of the parameters and buffers that the server averages."""
         if not self.aggregate:
             return ()
-        # In the order of `ends`, by which entries of all tiers are matched.
+        # In the order of `ends`, since parameters of different tiers are matched by order.
         local = fl.NormPolicy(self.norm).private(cut.graph)
         return tuple(name for name in cut.ends if name not in local)
 
     def _mapped(self, world: fl.World, cut: Cut) -> dict[str, str]:
-        """Map the first tier's name of each shared entry to this tier's."""
+        """Return a dict from the first tier's name of each shared parameter to this tier's."""
         return dict(zip(self._shared(self._cut(world.tiers[0])), self._shared(cut), strict=True))
 
     def examine(self, world: fl.World, result: fl.Result) -> None:
@@ -412,7 +412,7 @@ def _agree(one: str, first: Cut, other: str, cut: Cut) -> None:
             expected=dict(first.features),
             hint=hint,
         )
-    # Leaves tied in one tier only are different leaves.
+    # A weight that is tied in one tier must be tied in all tiers.
     for side in (0, 1):
         partner: dict[str, tuple[str, str]] = {}
         for pair in pairs:

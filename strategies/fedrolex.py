@@ -41,7 +41,7 @@ def window(graph: ag.ArchGraph, transfer: ag.Transfer, start: int) -> ag.Rewritt
         0.weight[::3, :]
     """
     count, free = ag.widths(graph, transfer), ag.axes(graph).free
-    # Sorted: the positions of a cut ascend, and the order of channels does not change the function.
+    # A cut needs ascending indices; the order of channels does not change the function.
     rolled = {
         axis.name: sorted((start + i) % axis.size for i in range(count[axis.name]))
         for axis in free

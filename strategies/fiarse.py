@@ -8,7 +8,7 @@ Submodel Extraction*, NeurIPS 2024.
 ``γ_i``                the fraction of the parameters that client i's tier has
 ``θ_i``                :func:`threshold`: a fraction γ_i of the weights has at least this magnitude
 ``M(x) = 1{|x| ≥ θ}``  :func:`important`: the mask of every forward pass; norms are not masked
-``Σ w M x_i / Σ w M``  :meth:`FIARSE.receive`: the old value where no mask covers
+``Σ w M x_i / Σ w M``  :meth:`FIARSE.receive`: weights in no client's mask keep their values
 =====================  ==========================================================================
 
 Masking single weights saves bytes but not multiply-accumulates, because the network runs at its
@@ -159,7 +159,7 @@ class FIARSE(fl.Weighted, fl.Masking):
         return fl.by_tier(world, state, norm=self.norm, model=model, idle=True)
 
     def _with_limits(self, world: fl.World, state: fl.ServerState) -> fl.ServerState:
-        """Compute θ by tier and tensor, for trained entries outside norms of partial tiers."""
+        """Compute θ for each tier and tensor, without norm layers and frozen parameters."""
         norms = fl.NormPolicy("per_submodel").unmerged(world.graph)
         names = [p.name for p in world.graph.params if p.trainable and p.name not in norms]
         tensors = {name: state.group("global")[name] for name in names}
@@ -179,7 +179,7 @@ class FIARSE(fl.Weighted, fl.Masking):
         return self._part(world, state.group("global"), tier), state.values["limits"][tier.name]
 
     def _part(self, world: fl.World, weights: fl.State, tier: fl.Tier) -> fl.Tier:
-        """Return a tier with the whole network, or with the most important positions of axes."""
+        """Return a tier with the complete network or, if structured, its important channels."""
         best = {}
         if self.structured:
             scores = ag.importance(world.graph, weights)

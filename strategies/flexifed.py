@@ -151,14 +151,14 @@ class FlexiFed(fl.Averaging, fl.Masking):
     def _runs(
         self, graph: ag.ArchGraph, bounds: Sequence[Sequence[int]]
     ) -> Iterator[tuple[int, ag.Transfer]]:
-        """Yield the runs of an architecture, each with its map to the architecture's entries."""
+        """Yield the runs of an architecture, each with its transfer to the architecture."""
         cuts = tuple((start, stop) for _, start, stop in bounds)
         private = fl.NormPolicy(self.norm).private(graph)
         transfers = run_transfers(graph, self.match, self.unit, cuts, private)
         return zip((number for number, *_ in bounds), transfers, strict=True)
 
     def _weights(self, state: fl.ServerState, tier: fl.Tier) -> tuple[fl.State, frozenset[str]]:
-        """Return an architecture's weights, and the entries that are private to each client."""
+        """Return an architecture's weights, and the names of those private to each client."""
         weights: dict[str, Tensor] = {}
         for number, transfer in self._runs(tier.graph, state.values["runs"][tier.name]):
             # The map only renames: no copy is needed.
@@ -167,7 +167,7 @@ class FlexiFed(fl.Averaging, fl.Masking):
                 for name, entry in transfer.entries.items()
             }
         private = frozenset(tier.graph.state_names) - weights.keys()
-        # Private entries never leave their clients: the server only knows the initial ones.
+        # Private weights never leave their clients. The server has only the initial ones.
         if private:
             weights = {**tier.state, **weights}
         return {name: weights[name] for name in tier.graph.state_names}, private
@@ -290,7 +290,7 @@ def run_transfers(
     transfers = []
     for start, stop in cuts:
         names = [name for part in chain[start:stop] for name in part.entries]
-        # Numbered including private entries, so that a position is the same in all members.
+        # Private weights are numbered, too, so that numbers are the same in all members.
         numbers = {name: str(number) for number, name in enumerate(names) if name not in private}
         same = ag.Transfer.identity(tuple(slots[name] for name in numbers))
         transfers.append(

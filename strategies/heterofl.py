@@ -102,7 +102,7 @@ class HeteroFL(fl.Averaging, fl.Masking):
             return state
         names = [t.name for t in world.tiers]
         odds = [sum(c.name == name for c in world.clients) for name in names]
-        # All clients, sampled or not: sampling must not change what the others receive.
+        # For all clients, so that sampling does not change what the other clients receive.
         drawn = torch.multinomial(
             torch.tensor(odds, dtype=torch.float64),
             len(world.clients),

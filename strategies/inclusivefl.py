@@ -183,7 +183,7 @@ def _kept(graph: ag.ArchGraph, tier: fl.Tier) -> tuple[dict[str, tuple[str, ...]
     Raises:
         RunError: If it has no blocks with weights, or they are not the first of their section.
     """
-    # An entry that is cut is narrower; blocks from the first such one on cannot be shared.
+    # From the first block with a cut (narrower) parameter on, blocks cannot be shared.
     changed = {e.source for e in tier.transfer.entries.values() if not e.unchanged}
     sources = {entry.source for entry in tier.transfer.entries.values()}
     result: dict[str, tuple[str, ...]] = {}
@@ -235,12 +235,12 @@ def _prefixes(graph: ag.ArchGraph, tiers: tuple[fl.Tier, ...]) -> dict[str, Pref
 def _last_blocks(
     mine: Mapping[str, Sequence[str]], complete: Mapping[str, Sequence[str]], shorter: Sequence[str]
 ) -> set[str]:
-    """Return the blocks, as wide as in the global model, that are a shorter size's own.
+    """Return the private blocks of a size among those with the global model's width.
 
     Args:
-        mine: Its blocks by section.
-        complete: Blocks of the global model.
-        shorter: The sections that any size has in part.
+        mine: Dict from section to blocks of the size.
+        complete: Dict from section to blocks of the global model.
+        shorter: Sections that at least one size does not contain completely.
     """
     lacking = [s for s in shorter if mine[s] != complete[s]]
     if not lacking:
@@ -252,9 +252,9 @@ def _last_blocks(
 
 
 def _private(graph: ag.ArchGraph, inside: set[str]) -> set[str]:
-    """Return the entries that only these blocks use.
+    """Return the parameters and buffers that only these blocks use.
 
-    A weight that earlier layers use, too (a tied embedding), belongs to those layers.
+    A weight that earlier layers also use, such as a tied embedding, belongs to the earlier layers.
     """
     blocks = ag.structure(graph).blocks
     private = _leaves(graph, (n for b in blocks if b.name in inside for n in b.nodes))
@@ -296,7 +296,7 @@ def teaching_layers(
 
 @functools.lru_cache(maxsize=1024)
 def _by_kind(graph: ag.ArchGraph, block: str) -> dict[tuple[object, int, int], str]:
-    """Return a block's entries by their layer's kind, its number and their position."""
+    """Return a dict from kind and number of a layer, and index in the layer, to parameter."""
     nodes = set(ag.structure(graph).block(block).nodes)
     counts: dict[object, int] = defaultdict(int)
     entries: dict[tuple[object, int, int], str] = {}

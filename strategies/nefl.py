@@ -108,7 +108,7 @@ class NeFL(fl.Weighted):
         """Draw a client's submodel for a round, uniformly around the client's own size (§V-A3)."""
         sizes = world.by_size
         index = [tier.name for tier in sizes].index(world.clients[client].name)
-        # Cut off at the ends, as the published code does: the smallest draws from fewer.
+        # Limited to existing sizes, as in the published code: the smallest draws from fewer.
         near = sizes[max(index - self.spread, 0) : index + self.spread + 1]
         draw = fl.seeded(world.seed, "nefl submodel", round, client)
         return near[int(torch.randint(len(near), (), generator=draw))]
@@ -125,7 +125,7 @@ class NeFL(fl.Weighted):
             norm=self.norm,
             weights=self._state(world, state, tier),
         )
-        # Private entries travel, and the strategy averages them itself: the global mean skips them.
+        # Private parameters are sent, but averaged by the strategy and not in the global mean.
         return replace(task, unmerged=submodel.private | submodel.unmerged)
 
     def receive(
@@ -304,7 +304,7 @@ def left_out_after(
 
 
 def _residual(graph: ag.ArchGraph) -> dict[str, set[str]]:
-    """Return the leaves of every block that adds to what enters it."""
+    """Return the parameters and buffers of every residual block."""
     return {
         block.name: {leaf for name in block.nodes for leaf in graph.node[name].leaves()}
         for block in ag.structure(graph).blocks

@@ -179,13 +179,13 @@ class RecipFL(fl.Masking):
         main, *small = server.parts([client])
         states = [{**part.first, **tensors} for part, tensors in server.generated([main, *small])]
         train = fl.Train(fl.TaskLoss(mask_absent=self.mask_absent))
-        # Frozen entries are not stored per client: every task sends them, by reference.
+        # Frozen parameters are not stored per client; every task refers to them.
         local = server.local(main.graph)
         private = local - ag.frozen(main.graph)
         return fl.Task(
             client=client,
             graph=main.graph,
-            # Private entries are sent until the client has its own.
+            # Private tensors are sent until the client has its own.
             state={k: v for k, v in states[0].items() if not (main.trained and k in private)},
             program=Teach(train, server.changing(small[0].graph), self.divergence)
             if small

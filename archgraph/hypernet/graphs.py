@@ -133,7 +133,7 @@ def _positions(graph: ArchGraph) -> dict[str, int]:
 
 
 def _argument(graph: ArchGraph, node: str, leaf: str) -> str:
-    """Return the argument that a leaf is passed to, with its index in a list (``params.2``)."""
+    """Return the argument to which a tensor is passed, with its index in a list (``params.2``)."""
     for key, value in graph.node[node].args:
         for number, item in enumerate(walk(value)):
             if isinstance(item, Leaf) and item.name == leaf:
@@ -201,7 +201,7 @@ class Vocabulary:
 
 @per_graph
 def _skeleton(graph: ArchGraph) -> tuple[Tensor, Tensor, Tensor]:
-    """Return edges, and each node's level from both ends: the length of its longest path there."""
+    """Return edges, and the lengths of each node's longest paths from inputs and to outputs."""
     index = _positions(graph)
     pairs = [(index[a], index[b]) for a, b in graph.nx.edges]
     edges = torch.tensor(pairs, dtype=torch.long).reshape(-1, 2).T.contiguous()

@@ -42,7 +42,7 @@ def follow_gradients(
     # In double precision, since squares of large gradients overflow float32.
     norm = float(sum(g.double().square().sum() for g in gradients)) ** 0.5
     if not math.isfinite(norm):
-        hint = "lower the clients' learning rate, or bound what they may return"
+        hint = "lower the clients' learning rate, or limit the size of their updates"
         raise RunError("the hypernetwork's gradient is not finite", found=norm, hint=hint)
     if norm > clip:
         for gradient in gradients:

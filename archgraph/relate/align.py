@@ -18,7 +18,7 @@ from archgraph.relate.counterparts import Counterparts
 from archgraph.relate.likeness import Likeness
 from archgraph.relate.sides import Match, Sides, side_by_side
 
-# Why blocks of one form were not matched, by their indices in the client and in the whole.
+# Dict from indices of blocks of both graphs to the reason why they were not matched.
 Refused = Mapping[tuple[int, int], str]
 
 
