@@ -7,7 +7,7 @@ NeurIPS 2020 (Algorithm 1, Eqs. 5-8).
 symbol                    here
 ========================  ===============================================================
 ``f_e``, ``f_c``          extractor and classifier of a client, from :func:`model_halves`
-``f_s``, ``W_s``          the global model from behind ``after`` on; its weights, group ``server``
+``f_s``, ``W_s``          the global model following ``after``; its weights in group ``server``
 ``H_k``, ``z_c``, ``Y_k``  ``Result.extras`` of client k: features, logits, targets, by ``ids``
 ``z_s``                   groups ``logits/k``, by ``ids``
 ``l_c`` (Eq. 8)           :class:`KnowledgeTransfer`: ``L_ce + α T² D_KL(p_s ‖ p_c)``

@@ -32,7 +32,7 @@ def align(client: GraphLike, whole: GraphLike) -> Alignment:
     by width if the graphs have no common names.
 
     The alignment matches as many operators as possible, preferably those with the same resolution.
-    Of several such alignments, it prefers equal names, then equal shapes, then the first blocks.
+    If several alignments match equally many, equal names decide, then equal shapes, then the order.
     Blocks may match across different sections if more operators match in this way, and fewer blocks
     of the client, or fewer blocks that cannot be removed, remain unmatched.
 

@@ -41,7 +41,7 @@ def best_matches(
             score, a number of items from i on, and a number of items from j on.
 
     Returns:
-        The total score, and the matches in order. Of several best alignments, the first one.
+        The total score, and the matches in order. If several alignments are best, the first one.
 
     >>> same = lambda i, j: [(1, 1, 1)] if "abcd"[i] == "xbd"[j] else []
     >>> [(piece.i, piece.j) for piece in best_matches(4, 3, same)[1]]

@@ -89,7 +89,7 @@ def krum(squares: Tensor, counts: Tensor, malicious: int, keep: int) -> list[int
         keep: Number of updates to select; more than one is multi-Krum.
 
     Returns:
-        The indices of the selected updates, ascending. Of equal scores, the first is selected.
+        The indices of the selected updates, ascending. If scores are equal, the first is selected.
 
     Example:
         >>> points = torch.tensor([0.0, 0.1, 0.2, 9.0, 0.3])
