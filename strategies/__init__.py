@@ -1,5 +1,6 @@
-"""Published federated methods, one paper, one file, found through their entry points.
+"""Published federated methods: each file implements the method of one paper.
 
-A strategy imports `archgraph`, `archgraph.federation` and, if needed, `archgraph.hypernet`, but no
-other strategy. It never names layer types or models.
+archgraph finds the methods through entry points. A strategy imports `archgraph`,
+`archgraph.federation` and, if needed, `archgraph.hypernet`, but no other strategy. Its code does
+not depend on types of layers or models.
 """

@@ -1,22 +1,23 @@
-"""AdaptiveFL's pool of submodels, which are narrow from some layer on, averaged by coverage.
+"""AdaptiveFL's pool: submodels keep their first layers at full width; later ones are narrower.
 
 Jia, Hu, Chen, Yang, Xie, Liu, Chen: *AdaptiveFL: Adaptive Heterogeneous Federated Learning for
 Resource-Constrained AIoT Systems*, DAC 2024.
 
-======================  =========================================================================
+======================  ==========================================================================
 symbol                  here
-======================  =========================================================================
-levels S, M, L          the family's tiers: the most parameters that a member may have
-``I`` (p values)        ``starts``: this share of the axes, in their order, keeps its full size
-``r_w``                 one share for all other axes of a level (of heads, not of the size of each):
-                        the largest with which the member of the largest ``I`` fits the level
-pool of 2p + 1 models   :func:`pool`; the whole network is a level with one member
+======================  ==========================================================================
+levels S, M, L          the family's tiers; a tier's size is the maximum size of a level's members
+``I`` (p values)        ``starts``: this fraction of the axes, counted from the input, is not cut
+``r_w``                 fraction to which all other axes of a level are cut (in attention, the
+                        number of heads): the largest that fits the level at the largest ``I``
+pool of 2p + 1 models   :func:`pool`; the global model is the only member of its level
 local pruning           :meth:`AdaptiveFLPool.member`: the largest part of the member that fits
 aggregation             ``covered_mean``, weighted by examples
-======================  =========================================================================
+======================  ==========================================================================
 
-Not implemented: the agent that learns which clients to choose; the experiment draws them uniformly.
-Devices' resources do not change between rounds, and a drawn member is pruned before it is sent.
+The agent that learns which clients to choose is not implemented; the experiment draws clients
+uniformly. Devices' resources do not change between rounds, and a drawn member is pruned before it
+is sent.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ LEAST = 30  # per cent; the published code tries no narrower ones after a start
 
 
 class Member(NamedTuple):
-    """A submodel of the pool: its parameters, and the positions of each free axis in order."""
+    """A submodel of the pool: its number of parameters, and the sizes of its free axes in order."""
 
     parameters: int
     sizes: tuple[int, ...]
@@ -51,8 +52,8 @@ def pool(
 
     Args:
         graph: The global architecture.
-        levels: The parameters that a member may have, by level.
-        starts: Shares of the axes that keep their sizes.
+        levels: For each level, the maximum number of parameters of a member.
+        starts: Fractions of the axes that keep their full size.
 
     Example:
         >>> net = torch.nn.Sequential(torch.nn.Linear(2, 10), torch.nn.Linear(10, 10))
@@ -91,8 +92,10 @@ class AdaptiveFLPool(fl.PartAveraging):
     """Options of AdaptiveFL's pool.
 
     Attributes:
-        starts: Shares of the axes, in their order, that keep their full size in members of a level.
-        norm: How running statistics are treated. They cannot stay with a client: its width changes.
+        starts: Fractions of the axes, from the input on, that keep their full size. Each level has
+            a member for each fraction.
+        norm: How running statistics are treated. They cannot stay with a client, because its width
+            changes.
 
     Example:
         >>> AdaptiveFLPool().starts
@@ -105,17 +108,21 @@ class AdaptiveFLPool(fl.PartAveraging):
     norm: Literal["static", "averaged"] = "static"
 
     def __post_init__(self) -> None:
-        """Check that starts are shares."""
+        """Check that ``starts`` are fractions."""
         if not self.starts or not all(0 <= start < 1 for start in self.starts):
-            expected = "shares of 0 or more, below 1"
+            expected = "fractions of 0 or more, below 1"
             raise ag.SpecError("out of range", where="starts", found=self.starts, expected=expected)
 
     def init(self, world: fl.World) -> fl.ServerState:
-        """Start from the whole network; refuse (RunError) a tier smaller than any submodel."""
+        """Start from the global model.
+
+        Raises:
+            RunError: If a tier has fewer parameters than every submodel.
+        """
         for tier in world.tiers:
             if not self.fitting(world, tier):
                 least = f"at least {self.pool(world)[0].parameters} parameters"
-                raise ag.RunError("no submodel is as small", where=tier.name, expected=least)
+                raise ag.RunError("smaller than every submodel", where=tier.name, expected=least)
         return fl.ServerState().with_group("global", world.state)
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
@@ -143,7 +150,7 @@ class AdaptiveFLPool(fl.PartAveraging):
         return [one for one in self.pool(world) if one.parameters <= most]
 
     def member(self, world: fl.World, client: int, round: int) -> Member:
-        """Return the largest part that fits a client of a member drawn for the round."""
+        """Draw a member for the round, and return its largest part that fits the client."""
         fitting, members = self.fitting(world, world.tier_of(client)), self.pool(world)
         generator = fl.seeded(world.seed, "adaptivefl", round, client)
         drawn = members[int(torch.randint(len(members), (), generator=generator))]

@@ -1,8 +1,7 @@
-"""AllSmall: all clients run the smallest architecture, under FedAvg.
+"""AllSmall: all clients train the smallest architecture with FedAvg.
 
 A baseline of RecipFL (*How Few Davids Improve One Goliath: Federated Learning in Resource-Skew Edge
-Computing Environments*, 2023, §5.1): the accuracy of weak clients' models, which strong clients
-must run, too.
+Computing Environments*, 2023, §5.1). Strong clients also run the model of the weak clients.
 """
 
 from __future__ import annotations
@@ -70,6 +69,6 @@ class AllSmall(fl.Averaging, fl.Masking):
         )
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
-        """Evaluate the small model once per kind of client, to compare strong and weak."""
+        """Evaluate the small model for each kind of client, to compare strong and weak clients."""
         small = fl.Model(self.small(world).graph, state.group("global"))
         return fl.by_tier(world, state, norm=self.norm, model=lambda _: small, whole=False)

@@ -6,15 +6,16 @@ Optimization under Privacy Constraints*, IEEE TNNLS 2020 (Algorithms 1-2, Eqs. 2
 ========================  ===============================================================
 symbol                    here
 ========================  ===============================================================
-cluster ``c``             a number: ``values["clusters"]`` has it for each client
+cluster ``c``             a number; ``values["clusters"]`` lists the cluster of each client
 ``θ_c``                   group ``cluster/c`` of the server state
 ``ΔW_i``                  parameters as a client returns them minus those that it was sent
-``α_ij``                  cosine of two updates, of :class:`PairwiseProducts`
+``α_ij``                  cosine of two updates, computed from :class:`PairwiseProducts`
 ``ε_1``, ``ε_2``          ``mean_norm``, ``largest_norm``
 bipartition               :func:`bipartition`
 ========================  ===============================================================
 
-FedFA and FedADP call FedAvg within each architecture by this name: preset ``by_architecture``.
+FedFA and FedADP use the name Clustered-FL for FedAvg within each architecture, which is the preset
+``by_architecture``.
 """
 
 from __future__ import annotations
@@ -36,13 +37,14 @@ class ClusteredFL(fl.Averaging, fl.Masking):
     """Options of Clustered-FL.
 
     Attributes:
-        split: Split clusters by the directions of their clients' updates. Initially, each
-            architecture is a cluster; if this is off, clusters never change.
-        mean_norm: ε_1: a cluster is split if the norm of its mean update is below this, ...
-        largest_norm: ε_2: ... and the norm of its largest update is above this.
+        split: If True, split clusters by the directions of their clients' updates. If False, each
+            architecture remains one cluster, as at the start.
+        mean_norm: ε_1. A cluster is split only if the norm of its mean update is below this value.
+        largest_norm: ε_2. A cluster is split only if the norm of its largest update is above this
+            value.
         after: Number of rounds before the first split.
-        smallest: Smallest number of clients in a cluster that is split: more than two, as in the
-            official code.
+        smallest: Minimum number of clients in a cluster that is split. The official code splits
+            clusters of more than two.
 
     Example:
         >>> ClusteredFL().mean_norm
@@ -67,7 +69,7 @@ class ClusteredFL(fl.Averaging, fl.Masking):
     }
 
     def init(self, world: fl.World) -> fl.ServerState:
-        """Start a cluster for each architecture, with the first weights of its first tier."""
+        """Start with a cluster per architecture, with the initial weights of its first tier."""
         digests = [world.tier_of(c.id).graph.digest for c in world.clients]
         order = list(dict.fromkeys(digests))
         state = fl.ServerState().with_values(clusters=[order.index(digest) for digest in digests])
@@ -92,9 +94,9 @@ class ClusteredFL(fl.Averaging, fl.Masking):
     def receive(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
     ) -> fl.ServerState:
-        """Average within each cluster; then split clusters in disagreement.
+        """Average within each cluster; then split clusters whose clients' updates disagree.
 
-        Both halves continue from the mean. A cluster is considered only in rounds in which all of
+        Both new clusters start from the mean. A cluster is split only in a round in which all of
         its clients have returned a result.
         """
         # Cosines and norms need inner products only: no client's update is stored.
@@ -119,7 +121,7 @@ class ClusteredFL(fl.Averaging, fl.Masking):
         return self._split(merged, products) if judged else merged
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
-        """Evaluate each tier, or each client's version if its clients are in several clusters."""
+        """Evaluate each tier's model, or each client's if a tier's clients differ in cluster."""
 
         def model(tier: fl.Tier) -> fl.Model:
             return fl.Model(tier.graph, self._weights(state, world.clients_of(tier.name)[0]))
@@ -155,7 +157,7 @@ class ClusteredFL(fl.Averaging, fl.Masking):
 
 
 def cosines(inner: Tensor) -> Tensor:
-    """Return the cosines of vectors from their inner products; 0 where one of two is zero.
+    """Return the cosines of vectors from their inner products; 0 for zero vectors.
 
     Example:
         >>> cosines(torch.tensor([[4.0, -2.0, 0], [-2.0, 1.0, 0], [0, 0, 0]]))[0].tolist()
@@ -168,13 +170,17 @@ def cosines(inner: Tensor) -> Tensor:
 
 
 def bipartition(similarities: Tensor) -> tuple[list[int], list[int]]:
-    """Split into two by complete linkage: merge the two clusters with the highest least similarity.
+    """Split clients into two clusters by complete linkage.
+
+    Each client starts as its own cluster. Until two clusters remain, the two clusters whose least
+    similar members are most similar are merged.
 
     Args:
-        similarities: ``[member, member]``, at least two members.
+        similarities: Similarity of each pair of clients, ``[client, client]``, for at least two
+            clients.
 
     Returns:
-        The positions of both parts' members; the first part contains position 0.
+        The indices of the clients in both clusters. The first cluster contains index 0.
 
     Example:
         >>> near, far = 0.9, -0.2

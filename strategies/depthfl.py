@@ -1,4 +1,4 @@
-"""DepthFL: clients train the first sections of a network, whose exits teach one another.
+"""DepthFL: clients train the first sections of a network; early exits teach one another.
 
 Kim, Yu, Kim, Moon: *DepthFL: Depthwise Federated Learning for Heterogeneous Clients*, ICLR 2023.
 
@@ -8,10 +8,10 @@ symbol                    here
 ``W``                     group ``global`` of the server state
 depth of client k         its tier: the network up to an exit, with all exits before it
 ``L_ce``, ``L_kl``        :class:`MutualDistillation`
-``w(t)``                  its ramp: ``exp(-5 (1 - min(t, ramp) / ramp)²)``
+``w(t)``                  weight of ``L_kl``: ``exp(-5 (1 - min(t, ramp) / ramp)²)``
 FedDyn ``α``              ``alpha``; Acar et al., ICLR 2021
 ``h``                     group ``h``
-``∇L_k`` of client k      what it keeps: :class:`Dynamic`
+``∇L_k`` of client k      private to the client: :class:`Dynamic`
 ========================  ===============================================================
 """
 
@@ -39,10 +39,10 @@ class DepthFL(fl.Averaging):
 
     Attributes:
         distil: Let the exits of a client's model teach each other.
-        ramp: Share of the rounds in which the weight of distillation rises to 1; above 1, a whole
-            number of rounds. The published 300 are 0.3 of its code's 1,000 rounds.
-        alpha: Weight of FedDyn's regularisation at the clients, and of the server's correction; 0
-            is FedAvg.
+        ramp: Fraction of the rounds during which the weight of distillation rises to 1. A whole
+            number above 1 is a number of rounds. The published code uses 300 of 1,000 rounds.
+        alpha: Weight of FedDyn's regularisation at the clients and of the correction at the server.
+            With 0, neither is applied.
 
     Example:
         >>> DepthFL(alpha=0).distil
@@ -68,7 +68,7 @@ class DepthFL(fl.Averaging):
     )
 
     def __post_init__(self) -> None:
-        """Check that the ramp is a share or a number of rounds.
+        """Check that ``ramp`` is a fraction or a whole number of rounds.
 
         Raises:
             SpecError: If it is neither.
@@ -76,16 +76,16 @@ class DepthFL(fl.Averaging):
         super().__post_init__()
         if self.ramp > 1 and self.ramp % 1:
             raise ag.SpecError(
-                "is neither a share nor a number of rounds",
+                "is neither a fraction nor a whole number of rounds",
                 where="ramp",
                 found=self.ramp,
-                expected="a share of the rounds (above 0, at most 1) or a whole number of rounds",
+                expected="a fraction (above 0, at most 1) or a whole number of rounds",
             )
 
     @property
     def corrected(self) -> str:
-        """FedDyn's ``h`` sums the changes that plain means discard."""
-        return "`alpha` corrects the mean by what it discards (FedDyn)" if self.alpha else ""
+        """Reason why an experiment cannot set ``server``: FedDyn already corrects the mean."""
+        return "`alpha` already corrects the mean at the server (FedDyn)" if self.alpha else ""
 
     def init(self, world: fl.World) -> fl.ServerState:
         """Start from ``W``.
@@ -120,9 +120,9 @@ class DepthFL(fl.Averaging):
     def receive(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
     ) -> fl.ServerState:
-        """Average over the clients that have an entry, corrected by ``h`` (FedDyn).
+        """Average each value over the clients whose model has it, and correct by ``h`` (FedDyn).
 
-        ``h ← h - α/m Σ_k (W_k - W)``, ``W ← mean_k W_k - h/α``, for m clients in all.
+        ``h ← h - α/m Σ_k (W_k - W)``, ``W ← mean_k W_k - h/α``. ``m`` is the number of all clients.
         """
         trained: collections.Counter[str | None] = collections.Counter()
 
@@ -141,14 +141,14 @@ class DepthFL(fl.Averaging):
             if param.trainable and (clients := trained[param.name]):
                 # FedDyn divides by all clients, not by those of this round.
                 name, share = param.name, clients / len(world.clients)
-                # An entry that no client has trained yet has no history.
+                # For a parameter that no client has trained yet, there is no correction.
                 before = h.get(name, torch.zeros_like(old[name]))
                 h[name] = before - self.alpha * share * (new[name] - old[name])
                 new[name] = new[name] - h[name] / self.alpha
         return merged.with_group("global", new).with_group("h", h)
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
-        """Evaluate the global model and every depth by the mean of its exits' logits."""
+        """Evaluate the global model and every depth; predictions average the logits of exits."""
         for model in fl.by_tier(world, state, norm=self.norm, idle=True):
             yield dataclasses.replace(model, predict=MeanLogits(ag.exits(model.graph)))
 
@@ -164,13 +164,15 @@ class MeanLogits:
     exits: tuple[str, ...]
 
     def __call__(self, outputs: object) -> Tensor:
-        """``[batch, classes]``."""
+        """Return the mean logits ``[batch, classes]``."""
         return torch.stack([fl.Logits(name)(outputs) for name in self.exits]).mean(0)
 
 
 @dataclass(frozen=True)
 class MutualDistillation:
-    """``Σ_i L_ce(p_i, y) + w(t) Σ_i Σ_{j≠i} D_KL(p_j ‖ p_i) / (K - 1)``, no gradient through p_j.
+    """Loss ``Σ_i L_ce(p_i, y) + w(t) Σ_i Σ_{j≠i} D_KL(p_j ‖ p_i) / (K - 1)``.
+
+    No gradient goes through the teachers ``p_j``.
 
     Attributes:
         exits: Names of the K exits.
@@ -181,7 +183,7 @@ class MutualDistillation:
     ramp: float | None = None
 
     def __call__(self, outputs: object, examples: fl.Examples, work: fl.Work) -> Tensor:
-        """Return the mean over the minibatch."""
+        """Return the mean loss over the minibatch."""
         answers = [work.learning.predictions(outputs, fl.Logits(name)) for name in self.exits]
         value = torch.stack([work.learning.loss(a, examples.targets) for a in answers]).sum()
         if self.ramp is None or len(answers) == 1:  # no other exit to learn from
@@ -199,7 +201,7 @@ class MutualDistillation:
 
 @dataclass(frozen=True)
 class Dynamic:
-    """FedDyn at a client: its objective has the same minimum as the global one.
+    """Program for FedDyn at a client, whose objective is aligned with the global one.
 
     Attributes:
         train: The program without FedDyn.
@@ -225,7 +227,7 @@ class Dynamic:
 
 @dataclass(frozen=True)
 class Regularisation:
-    """``-⟨∇L_k, W_k⟩ + α/2 ‖W_k - W‖²``.
+    """FedDyn's penalty ``-⟨∇L_k, W_k⟩ + α/2 ‖W_k - W‖²``.
 
     Attributes:
         alpha: α.
@@ -234,7 +236,7 @@ class Regularisation:
     alpha: float
 
     def __call__(self, parameters: Mapping[str, Tensor], work: fl.Work) -> Tensor:
-        """Return the value at the parameters."""
+        """Return the penalty at the given parameters."""
         terms = []
         for name, value in parameters.items():
             if value.requires_grad:

@@ -3,14 +3,14 @@
 Li, Hu, Beirami, Smith: *Ditto: Fair and Robust Federated Learning Through Personalization*, ICML
 2021, Algorithm 1.
 
-==============  ==================================================================
+==============  ======================================================================
 symbol          here
-==============  ==================================================================
-``w^t``         group ``global`` of the server state: FedAvg's
-``v_k``         kept by the client under ``version/NAME``; at first what it was sent
+==============  ======================================================================
+``w^t``         group ``global`` of the server state, as in FedAvg
+``v_k``         stored by the client as ``version/NAME``; initially the first ``w`` it receives
 ``λ``           ``pull``
 Eq. (2)         ``min_v F_k(v) + λ/2 ‖v - w^t‖²``, ``fl.Towards``
-==============  ==================================================================
+==============  ======================================================================
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Ditto(fl.PartAveraging):
     """Options of Ditto.
 
     Attributes:
-        pull: λ: strength with which a client's personal model is pulled towards the global model;
-            0: no pull.
+        pull: λ, the weight of the penalty that pulls a client's personal model towards the global
+            model. With 0, there is no penalty.
 
     Example:
         >>> Ditto(pull=0.1).weights
@@ -58,7 +58,7 @@ class Both:
     """Train the model that was sent, then the personal model, which the client keeps.
 
     Attributes:
-        train: Trains ``w``, and ``v`` without the pull.
+        train: Program that trains ``w`` and, with the penalty added, ``v``.
         pull: λ.
     """
 
@@ -66,7 +66,7 @@ class Both:
     pull: float
 
     def __call__(self, work: fl.Work) -> fl.Outcome:
-        """Return ``w``; both see the same minibatches in the same order."""
+        """Train ``w``, then ``v`` on the same minibatches in the same order; return ``w``."""
         draw = torch.Generator().set_state(work.generator.get_state())
         dropout = torch.get_rng_state()
         outcome = self.train(work)

@@ -1,8 +1,8 @@
-"""ExclusiveFL: FedAvg among clients with the same architecture, and no exchange between groups.
+"""ExclusiveFL: FedAvg among clients with the same architecture; others exchange nothing.
 
 A baseline of RecipFL (*How Few Davids Improve One Goliath: Federated Learning in Resource-Skew Edge
-Computing Environments*, 2023, §5.1): the accuracy of strong clients without the others. A client
-alone in its group trains by itself.
+Computing Environments*, 2023, §5.1). Strong clients learn nothing from weak ones. A client whose
+architecture no other client has trains alone.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class ExclusiveFL(fl.Averaging, fl.Masking):
     needs_global = False
 
     def init(self, world: fl.World) -> fl.ServerState:
-        """Start from the first weights of each architecture, of the first tier that has it."""
+        """Start each architecture from the initial weights of the first tier that has it."""
         state = fl.ServerState()
         # Reversed, so that of several tiers with one architecture the first is written last.
         for tier in reversed(world.tiers):
@@ -37,7 +37,7 @@ class ExclusiveFL(fl.Averaging, fl.Masking):
         return state
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
-        """Send the model of the client's group."""
+        """Send the model of the client's architecture."""
         tier = world.tier_of(client)
         return fl.part(
             world,
@@ -52,7 +52,7 @@ class ExclusiveFL(fl.Averaging, fl.Masking):
     def receive(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
     ) -> fl.ServerState:
-        """Average within each group; a group without results stays as it is."""
+        """Average each architecture over its clients' results; without results, keep it."""
         contributions = (
             fl.Contribution.of(result, graph, self.weights, group=graph.digest)
             for result in results
@@ -61,7 +61,7 @@ class ExclusiveFL(fl.Averaging, fl.Masking):
         return fl.group_means(world, state, contributions)
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
-        """Evaluate each tier's model: that of its group."""
+        """Evaluate for each tier the model of its architecture."""
 
         def model(tier: fl.Tier) -> fl.Model:
             return fl.Model(tier.graph, state.group(tier.graph.digest))

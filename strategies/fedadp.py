@@ -1,4 +1,4 @@
-r"""FedADP: every client's model is grown to the global architecture, then all are averaged.
+r"""FedADP: every client's model is grown to the global architecture; all are then averaged.
 
 Wang, Lv, Liu: *FedADP: Unified Model Aggregation for Federated Learning with Heterogeneous Model
 Architectures* (text in §III, Algorithms 1-3); growth: Chen, Goodfellow, Shlens: *Net2Net*, ICLR
@@ -9,20 +9,20 @@ symbol                      here
 ==========================  ===================================================================
 ``ω^t``                     group ``global`` of the server state
 ``ω_k``                     ``Result.state``
-``W_k = n_k / n``           ``Result.examples`` over their sum
+``W_k = n_k / n``           ``Result.examples``, divided by the sum over clients
 NetChange(``ω^t, ω_k``)     :meth:`NetChange.sent`: To-Shallower, then To-Narrower (Algorithm 3)
 NetChange(``ω_k, ω^t``)     :meth:`NetChange.grown`: To-Wider (Algorithm 2), then To-Deeper
-``M_i``                     :func:`unit_copies`: which unit each new one copies
+``M_i``                     :func:`unit_copies`: the unit that each new unit copies
 ==========================  ===================================================================
 
-All steps use the global architecture's names. ``G`` is that architecture, ``g`` is ``G`` at the
-client's widths, ``c`` is ``g`` without the blocks that the client lacks, and the client's own model
-is ``c`` under other names:
+In the following steps, ``G`` is the global architecture, ``g`` is ``G`` with the client's widths,
+and ``c`` is ``g`` without the blocks that the client lacks. All three have the global model's
+names. The client's model is ``c`` with other names:
 
     G ──narrow──▶ g ──skip──▶ c ═══ client ═══ c ──deepen──▶ g ──widen──▶ G
 
-Skipping and narrowing commute (except in dense blocks, whose outputs are parts of an axis); in this
-order a block whose width changes only in ``G`` can be skipped, too.
+Narrowing comes first, because then a block whose input and output have different widths only in
+``G`` can be skipped, too. Otherwise the order does not matter, except in dense blocks.
 """
 
 from __future__ import annotations
@@ -48,13 +48,15 @@ class FedADP(fl.Averaging, fl.Masking):
     """Options of FedADP.
 
     Attributes:
-        narrow: ``paper``: keep the first units, and add an equal part of the sum of the other units
-            to each (Algorithm 3), which changes the function. ``net2net``: merge units that
-            widening has copied, which undoes widening.
-        redraw: Draw new copies in every round instead of once per architecture.
-        approximate: If a client's model cannot be grown without changing its function, widen it
+        narrow: How to remove units when the global model is cut to a client's width. ``paper``:
+            keep the first units, and add an equal fraction of the sum of the removed units to each
+            of them (Algorithm 3). This changes what the model computes. ``net2net``: merge the
+            units that widening has copied, which undoes widening.
+        redraw: If True, draw in every round which units widening copies. If False, draw them once
+            per architecture.
+        approximate: If a client's model cannot be grown without changing what it computes, grow it
             anyway, and take blocks that cannot start as the identity from the old global model. If
-            off, such a family raises an error.
+            False, raise an error.
 
     Example:
         >>> FedADP(narrow="net2net").norm
@@ -79,7 +81,7 @@ class FedADP(fl.Averaging, fl.Masking):
 
         Raises:
             RunError: If a client's architecture is not part of the global one, or cannot be grown
-                to it without changing its function.
+                to the global one without changing what it computes.
         """
         for tier in world.tiers:
             self.fit(world, tier)
@@ -88,7 +90,7 @@ class FedADP(fl.Averaging, fl.Masking):
     def begin(
         self, world: fl.World, state: fl.ServerState, round: int, sampled: Sequence[int]
     ) -> fl.ServerState:
-        """Build each architecture of the round once, however many clients run it."""
+        """Prepare the growth of each of the round's architectures once for all its clients."""
         weights = state.group("global")
         for name in dict.fromkeys(world.clients[c].name for c in sampled):
             fit = self.fit(world, world.tier(name), state.values["drawn"])
@@ -113,11 +115,12 @@ class FedADP(fl.Averaging, fl.Masking):
     ) -> fl.ServerState:
         """Compute ``ω^t ← Σ W_k NetChange(ω_k, ω^t)`` (lines 10, 12).
 
-        Copies are merged as they were drawn for this sum: ``drawn`` is the round of that draw.
+        The server state stores the round ``drawn`` in which the copies of this sum were drawn,
+        because they are merged later as they were drawn.
         """
         drawn = round if self.redraw else 0
         state = state.with_group("sent", {})
-        # A median is not linear: then each model is compared as grown.
+        # A median is not linear, so it needs every single grown model.
         if world.one_by_one:
             return self._each_grown(world, state, results, drawn)
         merged, coverage = self.merged(world, state.group("global"), results, drawn)
@@ -130,9 +133,9 @@ class FedADP(fl.Averaging, fl.Masking):
     ) -> tuple[fl.State, Mapping[str, Tensor]]:
         """Average the grown models; return the mean and its coverage, empty without results.
 
-        Growing is linear except for the entries that it initialises, and weights add up to one: the
-        mean of grown models is the grown mean. So an architecture is grown once, however many
-        clients run it, and no client sends a model of the global size.
+        Growing is linear, except for parameters that it initialises, and the weights add up to one.
+        The mean of grown models is therefore the grown mean. So the models of each architecture are
+        averaged first, and their mean is grown once.
         """
         means: dict[NetChange, ag.Merger] = {}
         totals: dict[NetChange, float] = {}
@@ -164,7 +167,7 @@ class FedADP(fl.Averaging, fl.Masking):
         return merger.result()
 
     def _unmerged(self, world: fl.World) -> frozenset[str]:
-        """Return the entries of the global state that stay as they are."""
+        """Return the parameters and buffers of the global state that are not averaged."""
         private = (
             str(tier.transfer.entries[name].source)
             for tier in world.tiers
@@ -194,7 +197,7 @@ class FedADP(fl.Averaging, fl.Masking):
         return state.with_values(drawn=drawn) if arrived else state
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
-        """Evaluate the global model, and each architecture's on its clients' data."""
+        """Evaluate the global model, and each architecture's model on its clients' data."""
         weights = state.group("global")
 
         def model(tier: fl.Tier) -> fl.Model:
@@ -204,12 +207,12 @@ class FedADP(fl.Averaging, fl.Masking):
         return fl.by_tier(world, state, norm=self.norm, model=model)
 
     def fit(self, world: fl.World, tier: fl.Tier, drawn: int = 0) -> NetChange:
-        """Return how a tier is reached from the global model, and the global model from it.
+        """Return the transfers from the global model to a tier and back.
 
         Raises:
-            RunError: As in :meth:`init`; names the tier.
+            RunError: As in :meth:`init`. The message names the tier.
         """
-        # Equal architectures share their copies, tiers or not.
+        # Tiers with equal architectures share their copies.
         draw = fl.seeded(world.seed, "fedadp copies", tier.graph.digest, drawn)
         seed = int(torch.randint(2**62, (), generator=draw))
         try:
@@ -221,13 +224,14 @@ class FedADP(fl.Averaging, fl.Masking):
 
 @dataclass(frozen=True, eq=False)
 class NetChange:
-    """How an architecture is reached from the global one, and back.
+    """The transfers from the global model to a client's architecture and back.
 
     Attributes:
         graph: The client's architecture.
-        frame: The part of the fit that does not depend on the copies.
-        widened: Filled state → as much of the global state as can be reached (Algorithm 2).
-        undo: Whether narrowing undoes that, instead of following Algorithm 3.
+        frame: The transfers that do not depend on which units are copied.
+        widened: Transfer from the filled state (:class:`Frame`) to as much of the global state as
+            can be grown (Algorithm 2).
+        undo: If True, narrowing undoes widening. If False, it follows Algorithm 3.
     """
 
     graph: ag.ArchGraph
@@ -236,7 +240,7 @@ class NetChange:
     undo: bool
 
     def sent(self, state: fl.State) -> fl.State:
-        """Return the client's state from the global one."""
+        """Cut the client's state out of the global one."""
         if not self.undo:
             return self.frame.down.pull(state)
         wide = self.frame.reached.transfer.pull(state, copy=False)
@@ -245,13 +249,13 @@ class NetChange:
             origin = str(entry.source)
             if entry.unchanged:
                 sums[origin] = wide[name]
-            else:  # ΣA y / ΣA² of a replica is what was replicated
+            else:  # ΣA y / ΣA² recovers the replicated value
                 mean = sums[origin].div_(covered[origin].to(sums[origin]))
                 sums[origin] = mean.to(wide[name].dtype)
         return self.frame.shorter.pull(sums)
 
     def grown(self, state: fl.State, old: fl.State) -> fl.State:
-        """Return the global state from the client's, completed from the old global state."""
+        """Grow the client's state to the global one, completed from the old global state."""
         grown = self.up.pull(state, copy=False)
         if self.exact:
             return grown
@@ -271,17 +275,17 @@ class NetChange:
 
     @functools.cached_property
     def up(self) -> ag.Transfer:
-        """The client's state → the reached part of the global state."""
+        """Transfer from the client's state to the part of the global state that can be grown."""
         return self.frame.deepened >> self.widened
 
     @functools.cached_property
     def same(self) -> ag.Transfer:
-        """The client's state → itself."""
+        """Identity transfer of the client's state."""
         return ag.Transfer.identity(self.graph)
 
     @functools.cached_property
     def blank(self) -> fl.State:
-        """A state of the client's shapes that takes no memory, for entries without updates."""
+        """Zeros in the client's shapes that take no memory, for parameters without updates."""
         return {
             s.name: torch.zeros((), dtype=s.torch_dtype).expand(s.shape) for s in self.same.target
         }
@@ -296,22 +300,22 @@ def growth_fit(
     seed: int,
     approximate: bool = False,
 ) -> NetChange:
-    """Return how an architecture is reached from the global one and back.
+    """Return the transfers from the global model to a client's architecture and back.
 
-    Only what the family's transfer takes matters: which entries, and how many positions of each
-    axis. NetChange keeps first positions.
+    The family's transfer ``down`` only determines which parameters the client has, and how many
+    channels of each axis. NetChange always keeps the first channels.
 
     Args:
         server: The global architecture.
-        client: The client's.
-        down: Global state → the client's.
-        mode: How it is narrowed.
-        seed: Seed of the copies.
-        approximate: Whether the function may change where it cannot be kept.
+        client: The client's architecture.
+        down: Transfer from the global state to the client's.
+        mode: How to narrow: the option ``narrow`` of :class:`FedADP`.
+        seed: Seed of the draw of copies.
+        approximate: See the option of :class:`FedADP`.
 
     Raises:
         RewriteError: If the client's architecture is not part of the global one, or cannot be grown
-            to it exactly.
+            to it exactly and ``approximate`` is False.
     """
     frame = _frame(server, client, down, approximate)
     wide, slim = ag.axes(frame.reached.graph).free, ag.axes(frame.filled).free
@@ -327,20 +331,22 @@ def growth_fit(
         raise _advised(error) from error
     if widened.target != frame.reached.transfer.target:
         single = [axis.name for axis in wide if axis.name not in small]
-        message = "an axis with a single position cannot be widened again"
+        message = "an axis of size 1 cannot be widened again"
         raise ag.RewriteError(message, where=single[0] if single else None)
     return NetChange(client, frame, widened, undo=mode == "net2net")
 
 
 def unit_copies(size: int, wide: int, draw: torch.Generator) -> list[int]:
-    """Return the unit of each wider one: the old ones, then random copies (Algorithm 2).
+    """Return for each unit of a wider layer the old unit that it copies (Algorithm 2).
 
-    All are copied equally often where that can be, so that norms over them see no difference.
+    The first units are the old ones, the others are random copies. If ``wide`` is a multiple of
+    ``size``, all units are copied equally often, so that normalisation over the units does not
+    change.
 
     Args:
-        size: Units before.
-        wide: Units after.
-        draw: Source of the copies.
+        size: Number of units before widening.
+        wide: Number of units after widening.
+        draw: Random generator.
 
     Example:
         >>> unit_copies(3, 5, torch.Generator().manual_seed(0))[:3]
@@ -357,14 +363,14 @@ def unit_copies(size: int, wide: int, draw: torch.Generator) -> list[int]:
 
 @dataclass(frozen=True)
 class Frame:
-    """The part of a fit that does not depend on the copies.
+    """The transfers between a client and the global model that do not depend on the copies.
 
     Attributes:
-        down: Global state → the client's, by Algorithm 3.
-        shorter: Filled state → the client's state.
-        deepened: The client's state → filled state.
-        filled: ``g``, or as much of it as can be filled with identities.
-        reached: The global architecture, or as much of it.
+        down: Transfer from the global state to the client's (Algorithm 3).
+        shorter: Transfer from the filled state to the client's.
+        deepened: Transfer from the client's state to the filled state.
+        filled: ``g``, without the missing blocks that cannot start as the identity.
+        reached: The global architecture, without these blocks.
     """
 
     down: ag.Transfer
@@ -381,7 +387,7 @@ def _frame(
     names = {name: str(e.source) for name, e in down.entries.items() if e.source is not None}
     for name in down.entries:
         if name not in names:
-            raise ag.RewriteError("entry has no counterpart in the global model", where=name)
+            raise ag.RewriteError("the global model has no such parameter", where=name)
     # Narrowed before blocks are skipped: a block whose width changes only in the global model can
     # then be skipped, too.
     free = {axis.name for axis in ag.axes(server).free}
@@ -392,7 +398,7 @@ def _frame(
     entries = set(short.graph.state_names)
     if entries != set(names.values()) or len(entries) < len(names):
         odd = sorted(entries ^ set(names.values()))
-        problem = f"{len(odd)} entries that only one has" if odd else "two entries of one source"
+        problem = f"{len(odd)} parameters that only one has" if odd else "a parameter taken twice"
         raise ag.RewriteError(
             "is not the global model without some of its blocks, and narrower",
             where=next(iter(odd), None),
@@ -451,12 +457,10 @@ def _deepened(
     bodies: Collection[str],
     approximate: bool,
 ) -> tuple[ag.Rewritten, Lacks]:
-    """Deepen an architecture to another's blocks; also return the sections that stay shallower.
-
-    Inner axes of a new block may be as wide as those of its neighbours.
+    """Add missing blocks to an architecture; also return the blocks that cannot be added.
 
     Raises:
-        RewriteError: If a missing block cannot be the identity, and nothing else is allowed.
+        RewriteError: If a missing block cannot start as the identity and ``approximate`` is False.
     """
     depths = {section.name: len(section.blocks) for section in ag.structure(server).sections}
     deep, left = ag.Rewritten.identity(graph), dict(lacks)

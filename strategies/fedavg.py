@@ -1,4 +1,4 @@
-"""FedAvg: the mean of one architecture, weighted by examples.
+"""FedAvg: all clients train the same architecture, and the server averages their weights.
 
 McMahan, Moore, Ramage, Hampson, Agüera y Arcas: *Communication-Efficient Learning of Deep Networks
 from Decentralized Data*, AISTATS 2017, Algorithm 1.
@@ -59,7 +59,7 @@ class FedAvg(fl.Averaging, fl.Masking):
         return fl.covered_mean(world, state, results, weights=self.weights)
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
-        """Evaluate the global model, on every client's data too."""
+        """Evaluate the global model, also on each client's data."""
         policy = fl.NormPolicy(self.norm)
         yield fl.Evaluated(
             name="global",

@@ -1,8 +1,9 @@
-"""FedBABU: all clients share a random head that is never trained; models are tuned before tests.
+"""FedBABU: all clients share a random head that is not trained; models are tuned before tests.
 
 Oh, Kim, Yun: *FedBABU: Toward Enhanced Representation for Federated Image Classification*, ICLR
-2022, Algorithm 1. Clients update the body alone, with the head as it was drawn at first. Before a
-test on a client's data, the model is tuned on its training data: the head, the body, or all.
+2022, Algorithm 1. Clients train only the body; the head keeps its initial random weights. Before a
+test on a client's data, the head, the body or the whole model is tuned on the client's training
+data.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ class FedBABU(fl.PartAveraging):
     """Options of FedBABU.
 
     Attributes:
-        tune: Part that a client tunes before a test on its data; with ``none``, the model is tested
-            as it is.
-        tune_epochs: Passes over a client's data for tuning. Every step uses the optimiser's
-            learning rate; ``schedule`` and ``proximal`` do not apply.
+        tune: Part of the model that is tuned on a client's training data before a test on this
+            client's test data. With ``none``, the model is tested without tuning.
+        tune_epochs: Number of passes over a client's training data for tuning. Every step uses the
+            optimiser's learning rate; ``schedule`` and ``proximal`` do not apply.
 
     Example:
         >>> FedBABU(tune="head").tune_epochs
@@ -36,14 +37,14 @@ class FedBABU(fl.PartAveraging):
     tune_epochs: int = fl.option(5, least=1)
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
-        """Send the body; the client got the head in its first round."""
+        """Send the body; the client received the head in its first round."""
         task = super().send(world, state, client, round)
         head = fl.classifier(task.graph, world.classes)
         body = fl.TrainOnly(task.program, head, others=True)
         return replace(task, program=body, private=task.private | head)
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
-        """Evaluate the global model as it is, and each tier's after its clients have tuned it."""
+        """Evaluate the global model without tuning, and each tier's model after tuning."""
         train = fl.Train(fl.TaskLoss(self.mask_absent), epochs=self.tune_epochs)
         for model in super().evaluated(world, state):
             if not model.clients or self.tune == "none":

@@ -1,7 +1,8 @@
-"""FedBN: norm layers stay with their clients, all others are averaged.
+"""FedBN: each client keeps its own norm layers; all other layers are averaged.
 
 Li, Jiang, Zhang, Kamp, Dou: *FedBN: Federated Learning on Non-IID Features via Local Batch
-Normalization*, ICLR 2021, Algorithm 1. Norm layers of every kind: scale, shift and statistics.
+Normalization*, ICLR 2021, Algorithm 1. Norm layers of every kind are private, including their
+scales, shifts and running statistics.
 """
 
 from __future__ import annotations
@@ -25,6 +26,6 @@ class FedBN(fl.PartAveraging):
     year = 2021
 
     def private_entries(self, world: fl.World, graph: ag.ArchGraph) -> frozenset[str]:
-        """Return the entries of norm layers, and those of ``private``."""
+        """Return the parameters and buffers of norm layers, and those that ``private`` names."""
         norms = fl.NormPolicy("per_submodel").unmerged(graph)
         return norms | super().private_entries(world, graph)

@@ -8,9 +8,9 @@ Bennis, Kim: *Federated Knowledge Distillation*, 2020.
 symbol                here
 ====================  ========================================================================
 ``F(w, x)``           softmax of a network's logits: the paper's logit vector
-``F̄_k,l``             group ``answers/k``: mean answer of client k to label l in training
+``F̄_k,l``             group ``answers/k``: client k's mean output for label l in training
 ``F̂_k,l``             mean of ``F̄_i,l`` over the other clients i ≠ k that have label l
-``φ(F, F̂)``, ``γ``    cross-entropy with the others' answer as target; its weight ``gamma``
+``φ(F, F̂)``, ``γ``    cross-entropy with ``F̂_k,l`` as target, and its weight ``gamma``
 ====================  ========================================================================
 """
 
@@ -32,8 +32,8 @@ class FedDistill(fl.Masking):
     """Options of FedDistill.
 
     Attributes:
-        gamma: γ: weight of the other clients' outputs in a client's loss; 0: clients do not
-            interact.
+        gamma: γ, the weight of the other clients' outputs in a client's loss. With 0, clients train
+            independently.
 
     Example:
         >>> FedDistill(gamma=0.5).gamma
@@ -52,18 +52,19 @@ class FedDistill(fl.Masking):
 
     @property
     def reads_labels(self) -> bool:
-        """Averages are over the classes that a client has."""
+        """True: clients exchange outputs for the classes that they have."""
         return True
 
     def init(self, world: fl.World) -> fl.ServerState:
-        """Start without an answer."""
+        """Start without outputs of any client."""
         fl.check_single(world)
         return fl.ServerState()
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
-        """Send ``F̂_k,l`` of the client's labels; the network stays with the client.
+        """Send ``F̂_k,l`` for the client's labels; the network stays with the client.
 
-        It is the sum over all clients less the client's own answers, by one client fewer.
+        ``F̂_k,l`` is the sum over all clients minus the client's own outputs, divided by the number
+        of other clients that have the label.
         """
         total, extras = state.group("sum"), dict[str, Tensor]()
         if total:
@@ -77,13 +78,13 @@ class FedDistill(fl.Masking):
         return fl.private_network(world, client, program, extras=extras)
 
     def examine(self, world: fl.World, result: fl.Result) -> None:
-        """Check that answers are to labels that the client has."""
+        """Check that the client returned outputs only for labels that it has."""
         fl.check_rows(world, result, world.classes)
 
     def receive(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
     ) -> fl.ServerState:
-        """Replace the answers of this round's clients, and sum those of all (global ensembling)."""
+        """Store the outputs of this round's clients, and sum over all clients (ensembling)."""
         for result in results:
             state = state.with_group(f"answers/{result.client}", result.extras)
         rows, clients = torch.zeros(world.classes, world.classes), torch.zeros(world.classes)
@@ -100,7 +101,7 @@ class FedDistill(fl.Masking):
 
 @dataclass(frozen=True)
 class Listening:
-    """Training of a network towards the others' mean answers, which returns its own.
+    """Program that trains a network towards the other clients' outputs and returns its own.
 
     Attributes:
         objective: ``φ(F, c)``.
@@ -111,7 +112,7 @@ class Listening:
     gamma: float
 
     def __call__(self, work: fl.Work) -> fl.Outcome:
-        """Train, and send mean answers by label, over all minibatches of this round."""
+        """Train, and return mean outputs for each label over all minibatches of the round."""
         classes = len(work.data.histogram)
         table = fl.rows_of(work.extras, classes, classes)[0].to(work.device)
         module = fl.module_of(work, training=True)
@@ -124,7 +125,7 @@ class Listening:
             rows, numbers = fl.class_sums(logits.detach().softmax(-1), labels, classes)
             sums.add_(rows)
             counts.add_(numbers)
-            # The target of a label that no other client has is 0, and does not count.
+            # For a label that no other client has, the target is 0 and adds nothing to the loss.
             counted = labels != fl.IGNORED
             targets = table[labels.clamp(min=0)] * counted[:, None]
             distance = -(targets * logits.log_softmax(-1)).sum(-1).sum() / counted.sum().clamp(

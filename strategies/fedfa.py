@@ -1,4 +1,4 @@
-r"""FedFA: clients choose depth and width; grafting completes them, scaling makes them comparable.
+r"""FedFA: models of different depth and width are grown to full depth, scaled and averaged.
 
 Park, Joe-Wong: *Federated Learning with Flexible Architectures* (text in Algorithms 1-3, §4.3,
 §5.1, Tables 5, 6); architecture score: Li, Yang, Bhardwaj, Marculescu: *ZiCo*, ICLR 2023;
@@ -7,12 +7,12 @@ evolutionary search as in the code published with ZiCo.
 =====================  ==================================================================
 symbol                 here
 =====================  ==================================================================
-``A``                  ``World.tiers``, or all combinations of what they choose: :class:`Space`
-``C_sel``, ``m``       the clients whose results arrive, their number
+``A``                  ``World.tiers``, or all combinations of their sizes: :class:`Space`
+``C_sel``, ``m``       the clients whose results arrive, and the number of these clients
 ``M_G``                group ``global`` of the server state
 ``M_c``                ``Result.state``
 ``N_{D_c}``            ``Result.examples``
-``M_{95%,c}^{(l)}``    the weights that :func:`inner_norm` takes the norm of
+``M_{95%,c}^{(l)}``    the weights whose norm :func:`inner_norm` computes
 ``n_c``                ``||M_{95%,c}^{(l)}||``
 ``α_c^{(l)}``          ``mean_κ n_κ / n_c``: the ``sizes`` of ``covered_mean``
 ``γ^{(l)}``            the merger's coverage
@@ -52,24 +52,28 @@ class FedFA(fl.Averaging, fl.Masking):
     """Options of FedFA.
 
     Attributes:
-        variant: Dimensions that clients may choose (Table 1): depth and width, depth only, width
-            only.
-        choice: Assignment of architectures to clients. ``family``: as in the family. Otherwise a
-            share ``limited`` of the clients takes the smallest architecture. With
-            ``half_smallest``, the other clients draw one of the rest (§5.1). With ``zico``, they
-            take the one with the best ZiCo score on their data. With ``search``, they search for it
-            among all combinations of the depths and widths of the family's architectures (§5.1,
-            Table 5).
-        limited: Share of the clients that take the smallest architecture.
-        steps: Number of architectures that a search derives from others; 0 is the same as ``zico``.
-            FedFA does not state a number; ZiCo uses 100,000 on ImageNet.
-        population: Number of best architectures from which others are derived (ZiCo).
-        macs: Bound of a search: multiply–accumulates as a share of those of the global model.
-        scale: Multiply layers by α; if off, use the plain covered mean of grafted models.
-        percentile: Share of a layer's weights that count in its norm.
-        inner: ``abs``: the smallest by magnitude; ``central``: those around the median (App. E).
-        rms: Divide the norm by the root of the number of weights it counts.
-        scale_vectors: Scale all parameters, not only the weights that layers multiply with.
+        variant: Dimensions in which clients may differ (Table 1): depth and width, depth only, or
+            width only.
+        choice: Assignment of architectures to clients. ``family``: as in the family. With all other
+            values, a fraction ``limited`` of the clients takes the smallest architecture.
+            ``half_smallest``: each of the other clients draws one of the remaining architectures
+            (§5.1). ``zico``: each takes the architecture with the best ZiCo score on its data.
+            ``search``: each searches for the best ZiCo score among all combinations of the depths
+            and widths of the family's architectures (§5.1, Table 5).
+        limited: Fraction of the clients that take the smallest architecture.
+        steps: Number of architectures that a search derives from others. With 0, ``search`` is the
+            same as ``zico``. FedFA does not state a number; ZiCo uses 100,000 on ImageNet.
+        population: Number of best architectures from which a search derives others (ZiCo).
+        macs: Maximum multiply-accumulates of an architecture in a search, as a fraction of those of
+            the global model.
+        scale: If True, multiply layers by α before averaging. If False, average the grafted models
+            without scaling.
+        percentile: Fraction of a layer's weights that count in its norm.
+        inner: Weights that count in the norm. ``abs``: the smallest by magnitude. ``central``:
+            those around the median (App. E).
+        rms: If True, divide the norm by the square root of the number of weights that count.
+        scale_vectors: If True, scale all parameters, also biases and norms. If False, scale only
+            the weights that layers multiply with.
 
     Example:
         >>> FedFA(percentile=0.9).inner
@@ -100,17 +104,17 @@ class FedFA(fl.Averaging, fl.Masking):
     }
 
     def init(self, world: fl.World) -> fl.ServerState:
-        """Start from ``M_G^0`` (line 3), and architectures that do not need a score (1-2).
+        """Start from ``M_G^0`` (line 3), and assign architectures without a score (1-2).
 
         Raises:
-            RunError: If all architectures of the family exceed the bound of a search.
+            RunError: If all architectures of the family exceed the bound ``macs`` of a search.
         """
         tiers = [c.name for c in world.clients]
         if self.choice != "family":
             smallest, *others = world.by_size
             limited = self._limited(world)
             draw = fl.seeded(world.seed, "fedfa choice")
-            # Drawn for limited clients, too: a draw does not depend on who else is limited.
+            # Drawn for limited clients, too, so that a draw does not depend on which others are.
             for client in range(len(tiers)):
                 pick = int(torch.randint(max(len(others), 1), (), generator=draw))
                 tiers[client] = (smallest if client in limited or not others else others[pick]).name
@@ -122,7 +126,7 @@ class FedFA(fl.Averaging, fl.Masking):
         return fl.ServerState().with_group("global", world.state).with_values(tiers=tiers)
 
     def survey(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Task]:
-        """Yield a task for each client that is not limited: score architectures (line 2)."""
+        """Yield a task to score architectures for each client that is not limited (line 2)."""
         if self.choice not in ("zico", "search"):
             return
         weights = state.group("global")
@@ -155,7 +159,7 @@ class FedFA(fl.Averaging, fl.Masking):
     def surveyed(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result]
     ) -> fl.ServerState:
-        """Return each client's best architecture, the smaller one if tied."""
+        """Assign to each client its best architecture; of several best ones, the smallest."""
         tiers = list(state.values["tiers"])
         for result in results:
             if self.choice == "search":
@@ -176,8 +180,8 @@ class FedFA(fl.Averaging, fl.Masking):
         """Compute ``n_c`` for every scaled layer of the grafted model (lines 12, 18).
 
         Raises:
-            RejectedUpdate: For a layer that α would blow up: its norm vanishes next to its largest
-                weight.
+            RejectedUpdate: If a layer's norm is tiny compared with its largest weight, so that
+                dividing by the norm would make this weight huge.
         """
         if not self.scale or result.transfer is None:  # a score is not averaged
             return {}
@@ -200,7 +204,7 @@ class FedFA(fl.Averaging, fl.Masking):
     def receive(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
     ) -> fl.ServerState:
-        """Graft, scale and average in one pass (lines 11-22)."""
+        """Graft, scale and average the clients' models in one pass (lines 11-22)."""
 
         def grafted(result: fl.Result) -> fl.Result:
             """Graft a client's model to the global depth (line 11, Algorithm 2)."""
@@ -230,7 +234,7 @@ class FedFA(fl.Averaging, fl.Masking):
         )
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
-        """Evaluate the global model, and each architecture's on its clients' data."""
+        """Evaluate the global model, and each architecture's model on its clients' data."""
         runs, family = state.values["tiers"], [tier.name for tier in world.tiers]
         # The family's architectures come first, then those that only a search chose.
         names = [*(name for name in family if name in runs), *sorted({*runs} - {*family})]
@@ -239,12 +243,12 @@ class FedFA(fl.Averaging, fl.Masking):
         return fl.by_tier(world, state, norm=self.norm, runs=runs)
 
     def _tier(self, world: fl.World, name: str) -> fl.Tier:
-        """Return the tier of an architecture: the dimensions that the variant lets vary."""
+        """Return an architecture as a tier, restricted to the dimensions of the variant."""
         fit = _fit(world, name, self.variant)
         return fl.Tier(name, fit.graph, fit.down)
 
     def _start(self, world: fl.World) -> tuple[Space, tuple[Architecture, ...], int]:
-        """Return the space of a search, the family's architectures in its bound, and the bound."""
+        """Return the search space, the family's architectures within the bound, and the bound."""
         for tier in world.tiers:  # one that cannot be completed lacks a depth of the space
             _fit(world, tier.name, self.variant)
         space, full = _space(world, self.variant), ag.cost(world.graph).macs
@@ -265,23 +269,23 @@ class FedFA(fl.Averaging, fl.Masking):
         return frozenset(order[: math.ceil(self.limited * len(order))].tolist())
 
     def _scaled(self, graph: ag.ArchGraph) -> frozenset[str]:
-        """Return the entries that have an α."""
+        """Return the parameters that α multiplies."""
         if self.scale_vectors:
             return frozenset(p.name for p in graph.params if p.role == "parameter")
         return ag.layer_weights(graph)
 
     def _norm(self, weights: Tensor, name: str) -> float:
-        """Compute ``n_c`` of one entry; where every weight is an outlier, the norm of all of them.
+        """Compute ``n_c`` of one parameter; if all of its weights are outliers, use all of them.
 
         Raises:
-            RejectedUpdate: If α, which divides by it, would blow up the largest weight.
+            RejectedUpdate: If dividing by ``n_c`` would make the largest weight huge.
         """
         norm = inner_norm(weights, self.percentile, self.inner, rms=self.rms)
         # Most weights are 0, and so is their percentile: everything else is an outlier.
         norm = norm or inner_norm(weights, 1.0, rms=self.rms)
         largest = max(map(abs, torch.aminmax(weights.detach()))).item() if weights.numel() else 0.0
         if largest > STEEPEST * norm:
-            problem = f"a weight of {largest:.3g} where the inner norm is {norm:.3g}"
+            problem = f"a weight of {largest:.3g}, and a norm of {norm:.3g} without outliers"
             raise RejectedUpdate("a few weights exceed all others", where=name, found=problem)
         return norm
 
@@ -293,13 +297,14 @@ def inner_norm(
     *,
     rms: bool = False,
 ) -> float:
-    """Compute ``||M_{95%}||₂`` of the weights within a percentile (line 12; §4.3).
+    """Compute the norm ``||M_{95%}||₂`` of a layer's weights without outliers (line 12; §4.3).
 
     Args:
         weights: A layer's weights, any shape.
-        percentile: Share that counts.
-        inner: ``abs``: ``|w| ≤ q_p(|w|)``; ``central``: ``q_{(1-p)/2}(w) ≤ w ≤ q_{(1+p)/2}(w)``.
-        rms: Divide by the root of the number of weights that count.
+        percentile: Fraction p of the weights that count.
+        inner: Weights that count. ``abs``: ``|w| ≤ q_p(|w|)``. ``central``: ``q_{(1-p)/2}(w) ≤ w ≤
+            q_{(1+p)/2}(w)``.
+        rms: If True, divide by the square root of the number of weights that count.
 
     Example:
         >>> inner_norm(torch.tensor([3.0, 4.0, 100.0]), 0.5)
@@ -308,7 +313,7 @@ def inner_norm(
     flat = weights.detach().flatten().to(torch.promote_types(weights.dtype, torch.float32))
     if not len(flat):
         return 0.0
-    # A quantile lies between two neighbours in order: which weights it keeps depends on ranks only.
+    # A quantile lies between two sorted neighbours, so only ranks decide which weights count.
     last = len(flat) - 1
     first, final = 0, math.floor(percentile * last)
     if inner == "central":
@@ -320,20 +325,21 @@ def inner_norm(
 
 @dataclass(frozen=True)
 class ZiCo:
-    """Score of architectures on a client's data, without training (Li et al., *ZiCo*).
+    """Program that scores architectures on a client's data, without training (Li et al., *ZiCo*).
 
-    ``Σ_l ln Σ_w mean|g_w| / std(g_w)`` over layers of weights, mean and standard deviation over two
-    minibatches (of half the data where there is too little for two), only weights whose deviation
-    is above zero. Higher is better.
+    The score is ``Σ_l ln Σ_w mean|g_w| / std(g_w)``: a sum over layers l of weights w, with the
+    mean and standard deviation of the gradient g_w over two minibatches. If the data are too few
+    for two minibatches, each has half of the data. Weights with a deviation of zero are omitted. A
+    higher score is better.
 
     Attributes:
-        objective: Loss whose gradients are taken.
+        objective: Loss whose gradients are computed.
     """
 
     objective: fl.Objective = field(default_factory=fl.TaskLoss)
 
     def __call__(self, work: fl.Work) -> fl.Outcome:
-        """Return the score of every further model: metric ``zico/NAME``."""
+        """Return the score of every model in ``Work.others`` as metric ``zico/NAME``."""
         score = self.scorer(work)
         return fl.Outcome(
             state=work.state,
@@ -368,20 +374,21 @@ class ZiCo:
 
 @dataclass(frozen=True)
 class ArchitectureSearch:
-    """Search for the architecture with the best ZiCo score on a client's data.
+    """Program that searches for the architecture with the best ZiCo score on a client's data.
 
-    1. Score the family's architectures within the bound.
-    2. Draw one of the best so far, and new values for two of its choices. Score the result if it is
-       new and within the bound.
-    3. After ``steps`` of these, or when nothing is left, return the best (the first if tied).
+    1. Score the family's architectures with at most ``macs`` multiply-accumulates.
+    2. Draw one of the best architectures so far, and new values for two of its depths and widths.
+       Score the result if it is new and has at most ``macs`` multiply-accumulates.
+    3. After ``steps`` such draws, or when no architecture is left, return the best one (the first
+       of several best ones).
 
     Attributes:
         space: The search space.
-        start: Architectures of the family within the bound, from small to large.
-        macs: The bound: multiply–accumulates of a forward pass.
-        steps: Number of architectures that are made from others.
-        population: Number of the best that others are made from.
-        zico: The score.
+        start: The family's architectures with at most ``macs``, from small to large.
+        macs: Maximum multiply-accumulates of a forward pass.
+        steps: Number of architectures that are derived from others.
+        population: Number of best architectures from which others are derived.
+        zico: Program that computes the score.
     """
 
     space: Space
@@ -392,7 +399,10 @@ class ArchitectureSearch:
     zico: ZiCo
 
     def __call__(self, work: fl.Work) -> fl.Outcome:
-        """Return extra ``architecture``, and metrics: its ``zico``, how many were ``scored``."""
+        """Return the best architecture (extra ``architecture``).
+
+        The metrics are its score ``zico`` and the number of architectures ``scored``.
+        """
         score = self.zico.scorer(work)
         options = [values for _, values in (*self.space.depths, *self.space.widths)]
         scores: dict[Architecture, float] = {}
@@ -432,7 +442,7 @@ class ArchitectureSearch:
 
 
 def zico(gradients: list[dict[str, Tensor]]) -> float:
-    """Compute the ZiCo score from the gradients of each minibatch, by layer.
+    """Compute the ZiCo score from a dict from layer to gradient for each minibatch.
 
     Example:
         >>> round(zico([{"w": torch.tensor([1.0, 2.0])}, {"w": torch.tensor([3.0, 2.0])}]), 4)
@@ -450,13 +460,14 @@ def zico(gradients: list[dict[str, Tensor]]) -> float:
 
 @dataclass(frozen=True)
 class Space:
-    """All combinations of the depths and widths that the architectures of a family have.
+    """The search space: all combinations of the depths and widths of a family's architectures.
 
     Attributes:
         graph: The global architecture.
         depths: Sections, each with the numbers of blocks that it may have.
-        widths: Axes that vary together, with the sizes that they may have.
-        tiers: The family's architectures by name, as a value for each of these.
+        widths: Groups of axes that vary together, each with the sizes that it may have.
+        tiers: Pairs of a tier's name and its architecture, as one value for each of ``depths`` and
+            ``widths``.
     """
 
     graph: ag.ArchGraph
@@ -466,11 +477,11 @@ class Space:
 
     @property
     def smallest(self) -> Architecture:
-        """The fewest blocks and the smallest widths."""
+        """The architecture with the fewest blocks and the smallest widths."""
         return tuple(values[0] for _, values in (*self.depths, *self.widths))
 
     def name(self, values: Architecture) -> str:
-        """Name an architecture: as the family does, or by its values."""
+        """Return the name of an architecture: its tier's name, or a list of its values."""
         for name, theirs in self.tiers:
             if theirs == values:
                 return name
@@ -483,11 +494,11 @@ class Space:
 
 @functools.lru_cache(maxsize=16)
 def combinations(graph: ag.ArchGraph, tiers: tuple[fl.Tier, ...], variant: Variant) -> Space:
-    """Return the space of a family, in what the variant lets vary.
+    """Return the search space of a family, in the dimensions that the variant lets vary.
 
-    1. Axes that are equally wide in every tier vary together. A tier that lacks their blocks does
-       not count.
-    2. A dimension in which all tiers equal the global architecture is not a choice.
+    1. Axes that are equally wide in every tier vary together. Tiers without the blocks of an axis
+       are ignored.
+    2. Depths and widths that are the same in all tiers do not vary.
     """
     blocks = [_depths(graph), *(_depths(tier.graph) for tier in tiers)]
     sizes = [{axis.name: axis.size for axis in ag.axes(graph).free}]
@@ -536,7 +547,7 @@ def _space(world: fl.World, variant: Variant) -> Space:
 
 @functools.lru_cache(maxsize=256)
 def architecture(space: Space, values: Architecture) -> ag.Rewritten:
-    """Cut an architecture out of the global one: first positions, first blocks."""
+    """Cut an architecture out of the global one: the first channels and the first blocks."""
     blocks = {name: n for ((name,), _), n in zip(space.depths, values, strict=False)}
     chosen = zip(space.widths, values[len(space.depths) :], strict=True)
     sizes = {axis: n for (axes, _), n in chosen for axis in axes}
@@ -546,14 +557,15 @@ def architecture(space: Space, values: Architecture) -> ag.Rewritten:
 
 @dataclass(frozen=True)
 class Grafting:
-    """How an architecture relates to the global one.
+    """The transfers between a client's architecture and the global one.
 
     Attributes:
         graph: The client's architecture.
-        down: Global state → its state (Algorithm 3).
-        grafted: It at the global depth.
-        graft: Its state → the grafted state (Algorithm 2).
-        up: Global state → the grafted state; its transpose enters the sum (line 19).
+        down: Transfer from the global state to the client's (Algorithm 3).
+        grafted: The client's architecture, grafted to the global depth.
+        graft: Transfer from the client's state to the grafted state (Algorithm 2).
+        up: Transfer from the global state to the grafted state. Its transpose is used in the sum
+            (line 19).
     """
 
     graph: ag.ArchGraph
@@ -575,7 +587,7 @@ def _fit(world: fl.World, name: str, variant: Variant) -> Grafting:
 def grafting(
     server: ag.ArchGraph, client: ag.ArchGraph, down: ag.Transfer, variant: Variant
 ) -> Grafting:
-    """Fit an architecture's depth and width to the global one, as the variant allows.
+    """Return the transfers between an architecture and the global one, for a variant of FedFA.
 
     Raises:
         RewriteError: If a section cannot be completed to the global depth.
@@ -610,6 +622,6 @@ def _at_source(grafted: ag.Rewritten, down: ag.Transfer) -> ag.Transfer:
     entries = {}
     for name, entry in grafted.transfer.entries.items():
         entry = entry if entry.source is None else down.entries[entry.source]
-        # Entries without a source have no global source either.
+        # Parameters without a source in the client's state have no global source either.
         entries[name] = entry if entry.source is None else dataclasses.replace(entry, source=name)
     return ag.Transfer(down.source, grafted.transfer.target, entries)

@@ -1,4 +1,4 @@
-"""FedGKT: clients train small networks, the server a large one on their features; both teach.
+"""FedGKT: clients train small networks, the server a large one on their features.
 
 He, Annavaram, Avestimehr: *Group Knowledge Transfer: Federated Learning of Large CNNs at the Edge*,
 NeurIPS 2020 (Algorithm 1, Eqs. 5-8).
@@ -6,8 +6,8 @@ NeurIPS 2020 (Algorithm 1, Eqs. 5-8).
 ========================  ===============================================================
 symbol                    here
 ========================  ===============================================================
-``f_e``, ``f_c``          extractor and classifier of a client, by :func:`model_halves`
-``f_s``, ``W_s``          the global model following ``after``; group ``server``
+``f_e``, ``f_c``          extractor and classifier of a client, from :func:`model_halves`
+``f_s``, ``W_s``          the global model following ``after``; its weights in group ``server``
 ``H_k``, ``z_c``, ``Y_k``  ``Result.extras`` of client k: features, logits, targets, by ``ids``
 ``z_s``                   groups ``logits/k``, by ``ids``
 ``l_c`` (Eq. 8)           :class:`KnowledgeTransfer`: ``L_ce + α T² D_KL(p_s ‖ p_c)``
@@ -39,11 +39,13 @@ class FedGKT(fl.Strategy):
     Attributes:
         after: Section or block of the global model after which the server's part begins. Default:
             the first section.
-        alpha: Weight of distillation at a client, and of the targets at the server.
-        temperature: Temperature of both distillations.
-        server_epochs: Passes of the server over the features of a round. The default is that of the
-            published runs on CIFAR-10; with fewer passes, the server is too weak a teacher.
-        server_batch: Examples in a minibatch of the server.
+        alpha: α, the weight of the distillation loss at a client, and of the loss on the targets at
+            the server.
+        temperature: T, the temperature of distillation, both at clients and at the server.
+        server_epochs: Number of passes of the server over the features of a round. The default is
+            that of the published runs on CIFAR-10. With fewer passes, the server was a poor
+            teacher.
+        server_batch: Number of examples in a minibatch of the server.
         server_lr: Learning rate of the server's SGD, whose momentum is 0.9.
 
     Example:
@@ -70,7 +72,7 @@ class FedGKT(fl.Strategy):
         """Start from ``W_s`` of the global model's first weights.
 
         Raises:
-            RunError: If a tier's features are not what the server's part takes.
+            RunError: If a tier's features do not match the input of the server's part.
         """
         server = self._server(world)
         for tier in world.tiers:
@@ -81,8 +83,8 @@ class FedGKT(fl.Strategy):
                 raise ag.RunError(
                     "its features do not match the input of the server's part",
                     where=f"tier {tier.name}",
-                    found=f"{sent}, and {', '.join(sorted(shared)) or 'nothing'} of the server's",
-                    expected=f"{accepted}, after {self._after(world)}",
+                    found=f"{sent}, sharing {', '.join(sorted(shared)) or 'no weights'} with it",
+                    expected=f"{accepted}, as after {self._after(world)}, sharing no weights",
                     hint="give clients `ends_after: {section: SECTION, head: CLASSES}`, and the "
                     "strategy `after: SECTION`; fedin serves other cuts, nefl and fedfa parts of "
                     "the whole model",
@@ -90,7 +92,7 @@ class FedGKT(fl.Strategy):
         return fl.ServerState().with_group("server", server.transfer.pull(world.state))
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
-        """Send ``z_s`` of the client's examples, if any; the model stays with the client."""
+        """Send the logits ``z_s`` of the client's examples, which exist after its first round."""
         program = KnowledgeTransfer(self.alpha, self.temperature)
         return fl.private_network(world, client, program, extras=state.group(f"logits/{client}"))
 
@@ -98,7 +100,7 @@ class FedGKT(fl.Strategy):
         """Check that a client's tensors match its examples, one row each.
 
         Raises:
-            RejectedUpdate: Names the tensor.
+            RejectedUpdate: If a tensor does not match. The message names the tensor.
         """
         count, features = result.examples, _features(world.tier_of(result.client).graph)
         shapes = {"features": features, "logits": (world.classes,), "targets": (), "ids": ()}
@@ -114,7 +116,7 @@ class FedGKT(fl.Strategy):
             )
             if actual != (count, *shape) or outside:
                 raise ag.RejectedUpdate(
-                    "does not belong to the client's examples",
+                    "does not match the client's examples",
                     where=f"client {result.client}: {name}",
                     found="numbers out of range" if outside else actual,
                     expected=(count, *shape),
@@ -123,7 +125,7 @@ class FedGKT(fl.Strategy):
     def receive(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
     ) -> fl.ServerState:
-        """Train ``f_s`` on the features of this round; its logits go back by the examples' ids."""
+        """Train ``f_s`` on the features of this round, and store its logits for the clients."""
         arrived = {result.client: result.extras for result in results}
         sent = dict(sorted(arrived.items()))  # results must not depend on the order of arrival
         if not sent:
@@ -156,7 +158,7 @@ class FedGKT(fl.Strategy):
         return state.with_group("server", {k: v.cpu().contiguous() for k, v in trained})
 
     def server_loss(self, world: fl.World, module: nn.Module, batch: fl.State) -> Tensor:
-        """Compute ``l_s`` of a minibatch of features."""
+        """Compute the loss ``l_s`` on a minibatch of features."""
         answers = world.learning.predictions(module(batch["features"]))
         hard = world.learning.loss(answers, batch["targets"])
         examples = fl.Examples((), batch["targets"], batch["ids"])
@@ -164,7 +166,7 @@ class FedGKT(fl.Strategy):
         return taught(mine, theirs, self.temperature) + self.alpha * hard
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
-        """Evaluate the clients' models of each tier, then their extractors with ``f_s``."""
+        """Evaluate the clients' own models, then their extractors followed by ``f_s``."""
 
         def whole(tier: fl.Tier) -> fl.Model:
             extractor, server = model_halves(tier.graph).extractor, self._server(world).graph
@@ -186,7 +188,7 @@ class FedGKT(fl.Strategy):
 
 
 class Halves(NamedTuple):
-    """A client's model in two parts."""
+    """A client's model, cut into extractor and classifier."""
 
     extractor: ag.ArchGraph
     classifier: ag.ArchGraph
@@ -194,10 +196,10 @@ class Halves(NamedTuple):
 
 @functools.lru_cache(maxsize=256)
 def model_halves(graph: ag.ArchGraph) -> Halves:
-    """Cut a client's model in front of its classifier: the last block that holds parameters.
+    """Cut a client's model before its classifier, which is the last block with parameters.
 
     Raises:
-        RewriteError: If nothing precedes it, or both share a weight.
+        RewriteError: If the classifier is the first block, or both parts share a weight.
     """
     blocks = ag.structure(graph).blocks
     last = next(b for b in reversed(blocks) if any(graph.node[n].leaves() for n in b.nodes))
@@ -222,7 +224,7 @@ def _features(graph: ag.ArchGraph) -> tuple[object, ...]:
 
 
 def taught(answers: Tensor, teacher: Tensor, temperature: float) -> Tensor:
-    """Compute ``T² D_KL(softmax(teacher / T) ‖ softmax(answers / T))``, the mean over examples.
+    """Compute ``T² D_KL(softmax(teacher / T) ‖ softmax(answers / T))``, averaged over examples.
 
     Example:
         >>> taught(torch.zeros(1, 2), torch.zeros(1, 2), 3.0).item()
@@ -237,12 +239,12 @@ def taught(answers: Tensor, teacher: Tensor, temperature: float) -> Tensor:
 
 @dataclass(frozen=True)
 class KnowledgeTransfer:
-    """Training of a small network with the server's as teacher; returns features and logits.
+    """Program that trains a small network with the server's network as teacher.
 
     Attributes:
         alpha: Weight of distillation.
-        temperature: Its temperature.
-        objective: ``L_ce``.
+        temperature: Temperature of distillation.
+        objective: Loss ``L_ce`` on the targets.
     """
 
     alpha: float
@@ -250,14 +252,14 @@ class KnowledgeTransfer:
     objective: fl.Objective = field(default_factory=fl.TaskLoss)
 
     def __call__(self, work: fl.Work) -> fl.Outcome:
-        """Train, then send features, logits and targets of every example, each with its id."""
+        """Train, then return features, logits, targets and ids of all examples."""
         parts = [
             fl.module_of(fl.Model(part, {k: work.state[k] for k in part.state_names}), work.device)
             for part in model_halves(work.graph)
         ]
         extractor, classifier = (part.train() for part in parts)
         parameters = {k: p for part in parts for k, p in part.named_parameters()}
-        # By the example's id: batches come in another order in each epoch.
+        # Looked up by id, since the order of the examples differs in each epoch.
         ids = work.extras.get("ids", torch.empty(0)).cpu().tolist()
         row_of = {int(i): row for row, i in enumerate(ids)}
 

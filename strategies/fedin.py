@@ -1,4 +1,4 @@
-r"""FedIN: clients share a model's ends, and train the layers between on each other's features.
+r"""FedIN: clients share first and last layers, and train the others on each other's features.
 
 Chan, Jiang, Deng, Ngai: *FedIN: Federated Intermediate Layers Learning for Model Heterogeneity*
 (Algorithm 1, Eqs. 4-16, ablations of Fig. 7).
@@ -6,13 +6,13 @@ Chan, Jiang, Deng, Ngai: *FedIN: Federated Intermediate Layers Learning for Mode
 =============================  ================================================================
 symbol                         here
 =============================  ================================================================
-``w_e``, ``w_c``               group ``shared`` of the server state, by the first tier's names
-``w_in,k``                     ``Cut.middle``: entries that client k keeps
+``w_e``, ``w_c``               group ``shared`` of the server state, with the first tier's names
+``w_in,k``                     ``Cut.middle``: parameters that are private to client k
 ``(s_in^k, s_out^k)``          ``Result.extras``: ``in/0``, ``out/0``, one row per example
-server dataset                 groups ``store/k``, bounded (``store``)
+server dataset                 groups ``store/k``, with at most ``capacity`` rows each
 ``S``                          group ``sample``, from ``begin`` to ``receive``
-``l_local``, ``l_IN``          Eq. 6, Eq. 10: the objective; :meth:`Chain.distance`
-``G_local``, ``G_IN``          gradients of both at ``w_in,k``
+``l_local``, ``l_IN``          the objective (Eq. 6); :meth:`Chain.distance` (Eq. 10)
+``G_local``, ``G_IN``          gradients of both losses at ``w_in,k``
 ``Z``                          :func:`summed` (Eq. 16), :func:`projected` (Eq. 15)
 ``λ``                          ``multiplier``
 =============================  ================================================================
@@ -44,24 +44,28 @@ class FedIN(fl.Weighted):
     """Options of FedIN.
 
     Attributes:
-        after: Section or block that ends the extractor, for all tiers or by tier. Default: the
-            first section (see :func:`model_parts`).
-        before: Section or block that begins the classifier. Default: the last block that holds
-            parameters, with the pooling before it.
-        step: How intermediate layers follow both losses. ``sum``: Eq. 16. ``projection``: Eq. 15.
-            ``sequential``: local training, then IN training on its own loss only (Fig. 7a).
-        multiplier: λ of Eq. 16.
-        aggregate: Average extractors and classifiers; if off, both stay with the client (Fig. 7b).
-        in_training: Exchange features and train on them; if off, only local training is done
-            (Fig. 7c).
-        upload: Number of pairs of features that a client sends each round, its latest pairs.
-            Default: the batch size.
-        capacity: Number of pairs that the server stores per client.
-        store: Pairs that the server stores: a ``reservoir`` sample of all received pairs, or the
-            ``latest``.
-        sample: Number of pairs that the server sends to the clients of a round.
-        norm: How running statistics of extractor and classifier are treated; those of intermediate
-            layers stay with the client.
+        after: Section or block at which the extractor ends: a name for all tiers, or a dict from
+            tier to name. Default: the first section (see :func:`model_parts`).
+        before: Section or block at which the classifier begins: a name for all tiers, or a dict
+            from tier to name. Default: the last block with parameters, with the pooling before it.
+        step: How intermediate layers are trained on the local loss and the IN loss. ``sum``: on a
+            weighted sum of both gradients (Eq. 16). ``projection``: on the projected gradient of
+            the IN loss (Eq. 15). ``sequential``: first on the local loss, then on the IN loss (Fig.
+            7a).
+        multiplier: λ, the weight of the local gradient in Eq. 16.
+        aggregate: If True, average extractors and classifiers. If False, both stay with the client
+            (Fig. 7b).
+        in_training: If True, exchange features and train on them. If False, train only on the local
+            loss (Fig. 7c).
+        upload: Number of pairs of features that a client sends in a round, namely its latest ones.
+            A pair is the input and the output of the intermediate layers for one example. Default:
+            the batch size.
+        capacity: Maximum number of pairs that the server stores per client.
+        store: Pairs that the server stores. ``reservoir``: a random sample of all received pairs.
+            ``latest``: the latest pairs.
+        sample: Number of pairs that the server sends to each client of a round.
+        norm: How running statistics of extractor and classifier are treated. Statistics of
+            intermediate layers always stay with the client.
 
     Example:
         >>> FedIN(step="projection").multiplier
@@ -90,8 +94,8 @@ class FedIN(fl.Weighted):
         """Start from ``w_e`` and ``w_c`` of the first tier, and an empty server dataset.
 
         Raises:
-            RunError: If a tier cannot be cut, or tiers differ in extractor or classifier; names the
-                tier and the first difference.
+            RunError: If a tier cannot be cut, or tiers differ in extractor or classifier. The
+                message names the tier and the first difference.
         """
         for names in (self.after, self.before):
             for name in names if isinstance(names, Mapping) else ():
@@ -100,7 +104,7 @@ class FedIN(fl.Weighted):
         cut = self._cut(first)
         for tier in others:
             _agree(first.name, cut, tier.name, self._cut(tier))
-        # One start for all ends, so that features mean the same from the first round on.
+        # All tiers start with the same ends, so that features are comparable from round 1 on.
         initial = first.state
         return (
             fl.ServerState()
@@ -113,7 +117,7 @@ class FedIN(fl.Weighted):
     ) -> fl.ServerState:
         """Draw ``S`` from the server dataset (line 6)."""
         stored = [min(count, self.capacity) for count in state.values["seen"]]
-        # Batch statistics need two.
+        # Batch statistics need at least two pairs.
         if not self.in_training or sum(stored) < 2:
             return state
         # Pairs are numbered through all clients: those of client k end at ends[k].
@@ -134,7 +138,7 @@ class FedIN(fl.Weighted):
         return state.with_group("sample", sample)
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
-        """Send ``(S, w_e, w_c)`` to client k (line 7), and the first time all other weights."""
+        """Send ``(S, w_e, w_c)`` to client k (line 7), with all other weights in the first task."""
         tier = world.tier_of(client)
         cut = self._cut(tier)
         shared = self._mapped(world, cut)
@@ -142,7 +146,7 @@ class FedIN(fl.Weighted):
         return fl.Task(
             client=client,
             graph=tier.graph,
-            # Intermediate layers are sent once; frozen entries are not held for a client.
+            # Intermediate layers are sent once. Frozen parameters are not stored per client.
             state={
                 name: tensor
                 for name, tensor in tier.state.items()
@@ -162,7 +166,7 @@ class FedIN(fl.Weighted):
     def receive(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
     ) -> fl.ServerState:
-        """Average the ends (line 5, Eqs. 4-5), save the features (line 4)."""
+        """Average extractors and classifiers (line 5, Eqs. 4-5), and store features (line 4)."""
         # Ends differ only in names: with those of the first tier, averaging is a renaming.
         same = fl.identity_of(world.tiers[0].graph, tuple(state.group("shared")))
         counts, started = list(state.values["seen"]), list(state.values["started"])
@@ -198,7 +202,7 @@ class FedIN(fl.Weighted):
         )
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
-        """Evaluate each tier with the intermediate layers of the clients that run it."""
+        """Evaluate each tier's model, with the private intermediate layers of its clients."""
         weights = state.group("shared")
 
         def model(tier: fl.Tier) -> fl.Model:
@@ -209,7 +213,7 @@ class FedIN(fl.Weighted):
         return fl.by_tier(world, state, model=model, private=True, whole=False, idle=True)
 
     def _places(self, tier: fl.Tier) -> tuple[str | None, str | None]:
-        """Return where the options cut a tier; None where they do not say."""
+        """Return the options ``after`` and ``before`` for a tier; None if not set."""
         after, before = (
             names.get(tier.name) if isinstance(names, Mapping) else names
             for names in (self.after, self.before)
@@ -221,26 +225,27 @@ class FedIN(fl.Weighted):
         try:
             return model_parts(tier.graph, *self._places(tier))
         except ag.ArchGraphError as error:
-            hint = error.hint or "say where extractor and classifier end: after, before"
+            hint = error.hint or "set `after` (end of the extractor) and `before` (classifier)"
             raise error.within(f"tier {tier.name}", kind=ag.RunError, hint=hint) from error
 
     def _shared(self, cut: Cut) -> tuple[str, ...]:
-        """Return the entries that the server averages, by a tier's own names."""
+        """Return the names in a tier of the parameters and buffers that the server averages."""
         if not self.aggregate:
             return ()
-        # In the order of `ends`, by which entries of all tiers are matched.
+        # In the order of `ends`, since parameters of different tiers are matched by order.
         local = fl.NormPolicy(self.norm).private(cut.graph)
         return tuple(name for name in cut.ends if name not in local)
 
     def _mapped(self, world: fl.World, cut: Cut) -> dict[str, str]:
-        """Map the first tier's name of each shared entry to this tier's."""
+        """Return a dict from the first tier's name of each shared parameter to this tier's."""
         return dict(zip(self._shared(self._cut(world.tiers[0])), self._shared(cut), strict=True))
 
     def examine(self, world: fl.World, result: fl.Result) -> None:
-        """Check that a client's features are those it was asked for.
+        """Check that the client returned the features of its intermediate layers.
 
         Raises:
-            RejectedUpdate: Names the client and the tensor.
+            RejectedUpdate: If a tensor is missing or has another shape or dtype. The message names
+                the client and the tensor.
         """
         if not self.in_training:
             return
@@ -263,14 +268,14 @@ class Cut:
     """An architecture in three parts.
 
     Attributes:
-        graph: The whole.
-        parts: Extractor, intermediate layers, classifier.
-        after: Section or block that ends the extractor.
-        before: Section or block that begins the classifier.
-        ends: Entries of the extractor, then the classifier, in order of their first use: the same
-            order in every architecture that agrees in both.
-        features: Shape of one example's and dtype of what enters (``in/0``) and leaves
-            (``out/0``) the intermediate layers.
+        graph: The complete architecture.
+        parts: Extractor, intermediate layers and classifier.
+        after: Section or block at which the extractor ends.
+        before: Section or block at which the classifier begins.
+        ends: Parameters and buffers of the extractor and the classifier, in order of first use. All
+            architectures with equal extractors and classifiers have the same order.
+        features: Dict from name to shape (of one example) and dtype, for the inputs (``in/0``) and
+            outputs (``out/0``) of the intermediate layers.
     """
 
     graph: ag.ArchGraph
@@ -282,7 +287,7 @@ class Cut:
 
     @property
     def middle(self) -> frozenset[str]:
-        """Entries that only the intermediate layers use."""
+        """Parameters and buffers that only the intermediate layers use."""
         return frozenset(self.graph.state_names) - set(self.ends)
 
 
@@ -292,21 +297,21 @@ def model_parts(graph: ag.ArchGraph, after: str | None = None, before: str | Non
 
     Args:
         graph: Any architecture.
-        after: Section or block that ends the extractor. Default: the first section. If a section
-            reaches up to the classifier, its first block ends the extractor instead.
-        before: Section or block that begins the classifier. Default: the last block that holds
+        after: Section or block at which the extractor ends. Default: the first section. If this
+            section extends to the classifier, the extractor ends at its first block instead.
+        before: Section or block at which the classifier begins. Default: the last block with
             parameters.
 
     Raises:
-        RewriteError: If a part would be empty, nothing between the cuts can be trained, or a value
-            that crosses them mixes examples.
-        GraphError: For a section or block that does not exist.
+        RewriteError: If a part would be empty, the intermediate layers have nothing to train, or a
+            value that crosses a cut depends on several examples.
+        GraphError: If a section or block does not exist.
     """
     before = before or _classifier(graph)
     after, split = _split(graph, after, before)
     parts = [part.graph for part in split]
     if len(parts) != 3:
-        raise ag.RewriteError(f"after {after} and before {before} are one cut, not two")
+        raise ag.RewriteError(f"no layers between the cuts after {after} and before {before}")
     extractor, middle, classifier = parts
     leaves = [leaf for part in (extractor, classifier) for leaf in ag.outline(part).leaves]
     ends = tuple(dict.fromkeys(name for name in leaves if graph.param[name].role != "constant"))
@@ -364,7 +369,7 @@ def _feature(graph: ag.ArchGraph, name: str) -> tuple[tuple[int, ...], torch.dty
         raise ag.RewriteError(message, where=f"%{name}", hint="cut at another block")
     shape = tuple(size for size in node.shape[1:] if isinstance(size, int))
     if len(shape) != len(node.shape) - 1:
-        message = "a value that crosses the cut mixes examples"
+        message = "a value that crosses the cut depends on several examples"
         raise ag.RewriteError(message, where=f"%{name}", found=str(node.type))
     return shape, getattr(torch, node.dtype)
 
@@ -401,19 +406,19 @@ def _agree(one: str, first: Cut, other: str, cut: Cut) -> None:
         pairs += zip(a.leaves, b.leaves, strict=True)
     if first.features != cut.features:
         raise ag.RunError(
-            f"other features enter or leave the {PARTS[1]} than in tier {one}",
+            f"the {PARTS[1]} have other inputs or outputs than in tier {one}",
             where=f"tier {other}",
             found=dict(cut.features),
             expected=dict(first.features),
             hint=hint,
         )
-    # Leaves tied in one tier only are different leaves.
+    # A weight that is tied in one tier must be tied in all tiers.
     for side in (0, 1):
         partner: dict[str, tuple[str, str]] = {}
         for pair in pairs:
             if partner.setdefault(pair[side], pair) != pair:
                 raise ag.RunError(
-                    f"extractor and classifier share other weights than in tier {one}",
+                    f"extractor and classifier do not share the same weights as in tier {one}",
                     where=f"tier {other}",
                     found=pair[1],
                     expected=pair[0],
@@ -438,7 +443,7 @@ def summed(
 def projected(g_in: Sequence[Tensor], g_local: Sequence[Tensor]) -> list[Tensor]:
     """Return the ``Z`` nearest to ``G_IN`` with ``⟨Z, G_local⟩ ≥ 0`` (Eq. 15).
 
-    All intermediate weights together are one matrix: the inner product runs over all of them.
+    The inner product is over all intermediate weights together.
 
     Example:
         >>> projected([torch.tensor([1.0, -2.0])], [torch.tensor([0.0, 1.0])])
@@ -447,7 +452,7 @@ def projected(g_in: Sequence[Tensor], g_local: Sequence[Tensor]) -> list[Tensor]
     largest = max((float(g.abs().max()) for g in g_local if g.numel()), default=0.0)
     if largest == 0:
         return list(g_in)
-    # In units of the largest entry, squares neither overflow nor underflow.
+    # Divided by the largest value, so that squares neither overflow nor underflow.
     local = [g.double() / largest for g in g_local]
     a, b = inner(local, local), inner(local, g_in)
     if b >= 0:
@@ -468,19 +473,19 @@ def inner(one: Sequence[Tensor], other: Sequence[Tensor]) -> float:
 
 @dataclass(frozen=True)
 class InTraining:
-    """Local and IN training of one client (Algorithm 1, lines 8-20).
+    """Program for local and IN training of one client (Algorithm 1, lines 8-20).
 
-    Without features from the server this is local training. Features are recorded during training,
-    and IN training runs in training mode, too: its batch statistics come from the received
-    features, and running statistics follow both.
+    Without features from the server, only local training takes place. IN training runs in training
+    mode: it uses batch statistics of the received features, which also update the running
+    statistics.
 
     Attributes:
-        after: Section or block that ends the extractor, as in :func:`model_parts`.
-        before: Section or block that begins the classifier.
-        step: How both gradients become one step.
+        after: Section or block at which the extractor ends, as in :func:`model_parts`.
+        before: Section or block at which the classifier begins.
+        step: See the option of :class:`FedIN`.
         multiplier: λ of Eq. 16.
-        upload: Latest pairs to return. Default: the batch size.
-        objective: ``l_local``.
+        upload: Number of latest pairs to return. Default: the batch size.
+        objective: Local loss ``l_local``.
     """
 
     after: str | None = None
@@ -493,10 +498,11 @@ class InTraining:
     def __call__(self, work: fl.Work) -> fl.Outcome:
         """Train, and return the state and the latest features.
 
-        1. Local training collects the latest features that enter and leave the intermediate layers.
-        2. Where the client has received features, each step adds the IN loss to the gradients of
-           the intermediate layers: summed (Eq. 16) or projected (Eq. 15).
-        3. ``sequential`` trains these layers on all received features after local training.
+        1. Local training collects the latest inputs and outputs of the intermediate layers.
+        2. If the client has received features, each step combines the local gradients of the
+           intermediate layers with those of the IN loss, by Eq. 16 or Eq. 15.
+        3. With ``sequential``, these layers are instead trained on all received features after
+           local training.
         """
         chain = Chain.of(model_parts(work.graph, self.after, self.before), work)
         middle = chain.middle
@@ -569,22 +575,22 @@ class Latest:
     """The latest pairs of features, in as few whole minibatches as possible.
 
     Attributes:
-        limit: Number of pairs; 0: none.
-        batches: Features by name, ``[example, ...]``.
+        limit: Number of pairs; 0 for none.
+        batches: Minibatches, each a dict from name to features ``[example, ...]``.
     """
 
     limit: int
     batches: collections.deque[Mapping[str, Tensor]] = field(default_factory=collections.deque)
 
     def add(self, features: Mapping[str, Tensor]) -> None:
-        """Add a minibatch, and drop those no longer needed, so that memory does not grow."""
+        """Add a minibatch, and drop minibatches that are no longer needed."""
         if self.limit:
             self.batches.append(features)
             while sum(map(_rows, self.batches)) - _rows(self.batches[0]) >= self.limit:
                 self.batches.popleft()
 
     def features(self) -> dict[str, Tensor]:
-        """Return the latest pairs, in the form in which they are sent."""
+        """Return the latest pairs as CPU tensors to send."""
         return _latest(self.batches, self.limit)
 
 
@@ -599,18 +605,18 @@ def _latest(batches: Iterable[Mapping[str, Tensor]], rows: int) -> dict[str, Ten
 
 @dataclass(frozen=True)
 class Pairs:
-    """Indices of pairs as training data, by which features are looked up.
+    """Training data whose examples are the indices of the received pairs.
 
     Attributes:
         examples: Number of pairs.
-        histogram: Empty: pairs do not have classes.
+        histogram: Empty, because pairs have no classes.
     """
 
     examples: int
     histogram: tuple[int, ...] = ()
 
     def batches(self, generator: torch.Generator | None, size: int) -> Iterator[fl.Examples]:
-        """Yield one pass in random order, in pieces whose lengths differ by at most one."""
+        """Yield one pass in random order, in minibatches whose sizes differ by at most one."""
         order = torch.randperm(self.examples, generator=generator)
         for ids in order.tensor_split(max(self.examples // size, 1)):
             yield fl.Examples((), ids, ids)
@@ -632,7 +638,7 @@ class Chain:
 
     @staticmethod
     def of(cut: Cut, work: fl.Work) -> Chain:
-        """Build the modules in training mode, with a copy of the work's state."""
+        """Build the modules in training mode, with a copy of the client's state."""
         modules = tuple(
             fl.module_of(
                 fl.Model(p, {k: work.state[k] for k in p.state_names}), work.device
@@ -671,7 +677,7 @@ class Chain:
         return features, self.modules[2](**{key: values[key] for key in _inputs(classifier)})
 
     def distance(self, features: Mapping[str, Tensor]) -> Tensor:
-        """Compute ``l_IN``: mean square of the intermediate layers' output against ``s_out``."""
+        """Compute ``l_IN``: mean squared error of the intermediate layers' output to ``s_out``."""
         values = {key: features[f"in/{i}"] for i, key in enumerate(_inputs(self.cut.parts[1]))}
         results = self._run(1, values).values()
         pairs = [
@@ -683,7 +689,7 @@ class Chain:
         return nn.functional.mse_loss(outputs, targets)
 
     def state(self) -> dict[str, Tensor]:
-        """Return the state of the whole network, as it is sent."""
+        """Return the state of the complete network, to be sent."""
         values: dict[str, Tensor] = {}
         for module in self.modules:
             values |= ag.state_of(module)

@@ -1,10 +1,10 @@
-"""FedIT: the mean of low-rank adapters of one rank, each factor by itself.
+"""FedIT: low-rank adapters of equal rank are averaged, each of their two factors separately.
 
 Zhang, Vahidian, Kuo, Li, Zhang, Yu, Wang, Chen: *Towards Building the Federated GPT: Federated
 Instruction Tuning*, ICASSP 2024, §3 (LoRA adapters, averaged as in FedAvg).
 
-The mean of the factors is not the mean of the products ``B_k A_k``. Clients of other ranks are
-served by ``rank_mean``, ``hetlora``, ``flexlora`` and ``flora``.
+The product of the mean factors is not the mean of the products ``B_k A_k``. For clients with
+different ranks, use ``rank_mean``, ``hetlora``, ``flexlora`` or ``flora``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class FedIT(fl.LowRankAveraging):
         """Start from the global model.
 
         Raises:
-            RunError: If it has no low-rank adapters, or a client another rank.
+            RunError: If the global model has no low-rank adapters, or a client has another rank.
         """
         state = super().init(world)
         for tier in world.tiers:

@@ -1,4 +1,4 @@
-"""FedMD: clients with heterogeneous networks agree on scores for a public set.
+"""FedMD: clients with heterogeneous networks train towards their mean logits on public data.
 
 Li, Wang: *FedMD: Heterogenous Federated Learning via Model Distillation*, 2019 (Algorithm 1).
 
@@ -8,11 +8,11 @@ symbol                here
 ``D_0``               examples of the experiment's ``public``, which every client has
 ``d_j``               ``subset`` of them, drawn for round j
 ``f_k(x⁰)``           ``Result.extras`` of client k: its logits on ``d_j`` (communicate)
-``f̃(x⁰)``             group ``consensus``: mean of these over the round's clients (aggregate)
+``f̃(x⁰)``             group ``consensus``: mean logits over the round's clients (aggregate)
 ====================  ========================================================================
 
-A round here starts in the middle of the paper's round: distribute, digest, revisit, communicate,
-aggregate. A client begins with its transfer learning.
+A round here starts in the middle of the paper's round. Its steps are distribute, digest, revisit,
+communicate and aggregate. In its first round, a client begins with the transfer learning.
 """
 
 from __future__ import annotations
@@ -34,9 +34,11 @@ class FedMD(fl.Masking):
 
     Attributes:
         subset: Number of public examples that are drawn for a round. Default: all.
-        digest_epochs: Passes over these examples in which a client approaches the consensus.
-        public_epochs: Passes over the labelled public set before a client trains on its own data
-            (transfer learning); with 0, public examples do not need labels.
+        digest_epochs: Number of passes over these examples in which a client trains towards the
+            consensus.
+        public_epochs: Number of passes over the labelled public set before a client's first
+            training on its own data (transfer learning). With 0, labels of public examples are not
+            used.
 
     Example:
         >>> FedMD(subset=100).digest_epochs
@@ -60,7 +62,8 @@ class FedMD(fl.Masking):
         """Start without a consensus.
 
         Raises:
-            RunError: If a subset is larger than the public set, or that has more classes.
+            RunError: If ``subset`` is larger than the public set, or the public set has more
+                classes than the task.
         """
         fl.check_single(world)
         public = public_set(world.public)
@@ -86,10 +89,10 @@ class FedMD(fl.Masking):
         return fl.private_network(world, client, party, extras=state.group("consensus"))
 
     def examine(self, world: fl.World, result: fl.Result) -> None:
-        """Check that there is a score for each drawn example.
+        """Check that the client returned logits for each drawn example.
 
         Raises:
-            RejectedUpdate: If there is not.
+            RejectedUpdate: If logits are missing or have another shape.
         """
         scores = result.extras.get("scores")
         actual = None if scores is None else tuple(scores.shape)
@@ -101,7 +104,7 @@ class FedMD(fl.Masking):
     def receive(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
     ) -> fl.ServerState:
-        """Average the scores (aggregate): each client counts once."""
+        """Average the logits over clients with equal weights (aggregate)."""
         arrived = {result.client: result.extras["scores"] for result in results}
         if not arrived:
             return state
@@ -118,7 +121,7 @@ def public_set(public: fl.ClientData | None) -> fl.ClientData:
     """Return the public examples.
 
     Raises:
-        RunError: If there are none.
+        RunError: If the experiment has no public examples.
     """
     if public is None:
         raise ag.RunError("there are no public examples", hint="set `public` of the experiment")
@@ -149,14 +152,14 @@ class Draw:
 
 @dataclass(frozen=True)
 class Party:
-    """A client's round: digest, revisit, communicate.
+    """Program of a client's round: digest, revisit, communicate.
 
     Attributes:
-        objective: Loss on its own examples.
-        draw: Public examples of a round.
-        drawn: The round of the consensus; 0: there is none yet.
-        digest_epochs: Passes over them.
-        public_epochs: Passes over the public set before the first round.
+        objective: Loss on the client's own examples.
+        draw: Draws the public examples of a round.
+        drawn: The round in which the consensus was computed; 0 if there is no consensus yet.
+        digest_epochs: Number of passes over the consensus' examples.
+        public_epochs: Number of passes over the public set before the client's first round.
     """
 
     objective: fl.Objective
@@ -166,7 +169,7 @@ class Party:
     public_epochs: int
 
     def __call__(self, work: fl.Work) -> fl.Outcome:
-        """Train, and send scores of the examples that are drawn for this round."""
+        """Train, and return logits of the public examples that are drawn for this round."""
         steps: list[fl.Program] = [fl.Train(self.objective)]
         if self.drawn:
             steps.insert(0, Digest(self.draw(work.public, self.drawn), self.digest_epochs))
@@ -187,30 +190,32 @@ class Party:
 
 @dataclass(frozen=True)
 class TransferLearning:
-    """Training on the public set with its labels."""
+    """Program that trains on the public set with its labels."""
 
     train: fl.Program
 
     def __call__(self, work: fl.Work) -> fl.Outcome:
-        """Train there."""
+        """Train, and return the client's state."""
         return self.train(replace(work, data=public_set(work.public)))
 
 
 @dataclass(frozen=True)
 class Digest:
-    """Training towards the consensus: mean absolute difference of logits, as in the published code.
+    """Program that trains towards the consensus.
+
+    The loss is the mean absolute difference of logits, as in the published code.
 
     Attributes:
-        public: The examples of the consensus, in its order.
-        epochs: Passes over them.
+        public: The examples of the consensus, in the order of its logits.
+        epochs: Number of passes over these examples.
     """
 
     public: fl.ClientData
     epochs: int
 
     def __call__(self, work: fl.Work) -> fl.Outcome:
-        """Approach it."""
-        # All examples, without augmentation: the others scored these.
+        """Train, and return the client's state."""
+        # All examples, without augmentation, as when the other clients computed their logits.
         changes = {"epochs": self.epochs, "fraction": 1.0, "augment": None}
         local = work.local.model_copy(update=changes)
         module = fl.module_of(work, training=True)

@@ -1,8 +1,9 @@
-"""FedPer: the classifier stays with its client, all other layers are averaged.
+"""FedPer: each client keeps its own classifier; all other layers are averaged.
 
 Arivazhagan, Aggarwal, Singh, Choudhary: *Federated Learning with Personalization Layers*, 2019,
-Algorithm 1. Base layers ``W_B`` are the global model's, personal layers ``W_P`` the classifier: the
-parameters with a row per class. More personal layers: ``private: [layer4.*]``.
+Algorithm 1. The personal layers ``W_P`` are the classifier, that is, the parameters with a row per
+class. All other layers are the base layers ``W_B``, which the server averages. The option
+``private: [layer4.*]`` makes further layers personal.
 """
 
 from __future__ import annotations
@@ -26,5 +27,5 @@ class FedPer(fl.PartAveraging):
     year = 2019
 
     def private_entries(self, world: fl.World, graph: ag.ArchGraph) -> frozenset[str]:
-        """Return the classifier's entries, and those of ``private``."""
+        """Return the parameters of the classifier, and those that ``private`` names."""
         return fl.classifier(graph, world.classes) | super().private_entries(world, graph)

@@ -7,7 +7,7 @@ Clients*, AAAI 2022 (Algorithm 1, Eqs. 3, 6-8).
 symbol                     here
 =========================  =======================================================================
 ``f_i(φ_i; x)``            the input of the head of client i's network (``with_features``)
-``C_i^(j)`` (Eq. 3)        ``Result.extras`` of client i, a row for each class j that it has
+``C_i^(j)`` (Eq. 3)        ``Result.extras`` of client i, with a row for each class j that it has
 ``C̄^(j)`` (Eq. 6)          group ``prototypes``
 ``L_S + λ L_R`` (Eq. 7)    :class:`Prototypes`, ``λ`` is ``pull``
 ``L_R`` (Eq. 8)            ``Σ_j n_j / n ‖C_i^(j) - C̄^(j)‖² / width`` over a minibatch's classes
@@ -32,12 +32,12 @@ class FedProto(fl.Masking):
     """Options of FedProto.
 
     Attributes:
-        pull: λ: strength with which a minibatch's prototypes are pulled to the global ones; 0: no
-            exchange.
-        width: Size of a prototype. Embeddings of another width are projected to it by a fixed
-            random matrix (not in the paper). Default: the smallest width of all clients.
-        weights: Weight of a client in a class's prototype: its examples of the class (Eq. 6), or 1
-            (``uniform``, as in the published code).
+        pull: λ, the weight of the loss term that pulls a minibatch's prototypes to the global ones.
+            With 0, clients train independently.
+        width: Size of a prototype. Embeddings of another size are projected to this size by a fixed
+            random matrix (not in the paper). Default: the smallest embedding size of all clients.
+        weights: Weight of a client in the prototype of a class: its number of examples of the class
+            (``examples``, Eq. 6), or 1 (``uniform``, as in the published code).
 
     Example:
         >>> FedProto(width=32).pull
@@ -58,14 +58,14 @@ class FedProto(fl.Masking):
 
     @property
     def reads_labels(self) -> bool:
-        """Prototypes are of the classes that a client has."""
+        """True: clients exchange prototypes of the classes that they have."""
         return True
 
     def init(self, world: fl.World) -> fl.ServerState:
-        """Start without a prototype (line 1).
+        """Start without prototypes (line 1).
 
         Raises:
-            RunError: If an example has no single class, or a network no embedding.
+            RunError: If examples do not have one class each, or a network has no embedding.
         """
         fl.check_single(world)
         self._width(world)
@@ -81,13 +81,16 @@ class FedProto(fl.Masking):
         return fl.private_network(world, client, program, extras=extras)
 
     def examine(self, world: fl.World, result: fl.Result) -> None:
-        """Check that prototypes are of classes that the client has."""
+        """Check that the client returned prototypes only for classes that it has."""
         fl.check_rows(world, result, self._width(world))
 
     def receive(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
     ) -> fl.ServerState:
-        """Average by class over the clients that have it (line 6); other classes stay as before."""
+        """Average the prototypes of each class over the clients that have the class (line 6).
+
+        Classes that no client of the round has keep their prototypes.
+        """
         arrived = {result.client: result.extras for result in results}
         width = self._width(world)
         table, known = fl.rows_of(state.group("prototypes"), world.classes, width)
@@ -103,7 +106,7 @@ class FedProto(fl.Masking):
         return state.with_group("prototypes", fl.sent_rows(table, known | new))
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
-        """Evaluate each client's network by its own head."""
+        """Evaluate each client's network with its own head."""
         return fl.private_networks(world, state)
 
     def _width(self, world: fl.World) -> int:
@@ -112,9 +115,10 @@ class FedProto(fl.Masking):
 
 
 def projected(embeddings: Tensor, width: int, seed: int) -> Tensor:
-    """Return embeddings ``[example, ...]`` in the common width; those that have it are unchanged.
+    """Project embeddings ``[example, ...]`` to a width; return them unchanged if they have it.
 
-    The matrix is drawn for both widths; lengths and distances stay as they are on average.
+    The random matrix depends only on the seed and the two widths. On average, it preserves lengths
+    and distances.
     """
     flat = embeddings.flatten(1)
     if flat.shape[1] == width:
@@ -126,7 +130,7 @@ def projected(embeddings: Tensor, width: int, seed: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Prototypes:
-    """Training of a network whose prototypes are drawn towards global ones (LocalUpdate).
+    """Program that trains a network whose prototypes are pulled to the global ones (LocalUpdate).
 
     Attributes:
         objective: ``L_S``.

@@ -1,4 +1,4 @@
-"""FedRep: clients train a private head with the body frozen, then the body, which is averaged.
+"""FedRep: clients train a private head with the body frozen, then the body; bodies are averaged.
 
 Collins, Hassani, Mokhtari, Shakkottai: *Exploiting Shared Representations for Personalized
 Federated Learning*, ICML 2021, Algorithm 1.
@@ -26,9 +26,9 @@ class FedRep(fl.PartAveraging):
     """Options of FedRep.
 
     Attributes:
-        head_epochs: Passes over its data in which a client trains its head, in each round. Head and
-            body are trained in sequence; ``over: round`` and ``fraction`` of ``local`` start again
-            for the body.
+        head_epochs: Number of passes over its data in which a client trains its head in each round.
+            The body is trained afterwards. In ``local``, ``over: round`` and ``fraction`` apply to
+            the head and to the body separately.
 
     Example:
         >>> FedRep().head_epochs
@@ -41,11 +41,11 @@ class FedRep(fl.PartAveraging):
     head_epochs: int = fl.option(10, least=1)
 
     def private_entries(self, world: fl.World, graph: ag.ArchGraph) -> frozenset[str]:
-        """Return the head's entries, and those of ``private``."""
+        """Return the parameters of the head, and those that ``private`` names."""
         return fl.classifier(graph, world.classes) | super().private_entries(world, graph)
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
-        """Send ``φ^{t-1}``, for ``τ_h`` updates of ``h_i`` and then those of ``φ``."""
+        """Send ``φ^{t-1}``; the client trains ``h_i`` for ``τ_h`` passes, then ``φ``."""
         task = super().send(world, state, client, round)
         head, loss = fl.classifier(task.graph, world.classes), fl.TaskLoss(self.mask_absent)
         phases = (

@@ -1,4 +1,4 @@
-"""FedRolex: narrow clients train a window of channels that rolls over the global model.
+"""FedRolex: narrow clients train a window of channels, which moves in every round.
 
 Alam, Liu, Yan, Zhang: *FedRolex: Model-Heterogeneous Federated Learning with Rolling Sub-Model
 Extraction*, NeurIPS 2022 (Algorithm 1, Eqs. 1-3).
@@ -14,8 +14,8 @@ symbol                    here
 Eqs. 2-3                  ``covered_mean``
 ========================  ===============================================================
 
-The window of an axis depends only on its size, so that both operands of a residual sum keep the
-same channels, also where windows of consecutive rounds overlap.
+The window of an axis depends only on the axis's size. Both operands of a residual sum therefore
+keep the same channels.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from archgraph import federation as fl
 
 @functools.lru_cache(maxsize=64)
 def window(graph: ag.ArchGraph, transfer: ag.Transfer, start: int) -> ag.Rewritten:
-    """Take as many positions of every axis as a tier has, from ``start`` on, cyclically.
+    """Take as many channels of every axis as a tier has, from index ``start`` on, cyclically.
 
     Example:
         >>> import torch
@@ -41,7 +41,7 @@ def window(graph: ag.ArchGraph, transfer: ag.Transfer, start: int) -> ag.Rewritt
         0.weight[::3, :]
     """
     count, free = ag.widths(graph, transfer), ag.axes(graph).free
-    # Sorted: the positions of a cut ascend, and the order of channels does not change the function.
+    # A cut needs ascending indices; the order of channels does not change the function.
     rolled = {
         axis.name: sorted((start + i) % axis.size for i in range(count[axis.name]))
         for axis in free
@@ -55,12 +55,13 @@ class FedRolex(fl.PartAveraging):
     """Options of FedRolex.
 
     Attributes:
-        step: Positions that the window moves in a round.
-        direction: Direction of the move. With ``backward``, the window of round t begins t - 1
-            positions before the first, as in the official code.
-        scaler: Divide by a tier's width rate in training. HeteroFL and the official code, which is
-            based on HeteroFL's, do this; the paper does not.
-        norm: How running statistics are treated. They cannot stay with a client: its window moves.
+        step: Number of channels by which the window moves in a round.
+        direction: Direction of the move. With ``backward``, as in the official code, the window of
+            round t begins t - 1 channels before that of round 1.
+        scaler: Divide activations by a tier's width rate in training. HeteroFL and the official
+            code, which is based on HeteroFL's, do this; the paper does not.
+        norm: How running statistics are treated. They cannot stay with a client, because its window
+            moves.
 
     Example:
         >>> FedRolex(direction="backward").step
@@ -86,8 +87,8 @@ class FedRolex(fl.PartAveraging):
         """Start from ``Θ^(0)``.
 
         Raises:
-            RunError: If a tier is not only narrower (a window takes channels, not layers), or would
-                be tested with statistics of scaled activations.
+            RunError: If a tier differs from the global model in more than its widths, or ``norm``
+                does not work with ``scaler`` for a tier.
         """
         for tier in world.tiers:
             if self.scaler:
@@ -104,7 +105,7 @@ class FedRolex(fl.PartAveraging):
     def begin(
         self, world: fl.World, state: fl.ServerState, round: int, sampled: Sequence[int]
     ) -> fl.ServerState:
-        """Store j, which determines the windows that are tested."""
+        """Store the round j, which determines the windows that are tested."""
         return state.with_values(round=round)
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
@@ -116,7 +117,7 @@ class FedRolex(fl.PartAveraging):
         return replace(task, graph=fl.scaled(tier.graph, fl.rate_of(tier))) if self.scaler else task
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
-        """Evaluate the global model, and each tier's window of the round."""
+        """Evaluate the global model, and each tier's window of the last round."""
         rolled = functools.partial(self._rolled, world, round=state.values["round"])
         return fl.by_tier(world, state, norm=self.norm, submodel=rolled, idle=True)
 

@@ -2,7 +2,8 @@
 
 Sun, Li, Li, Ding: *Improving LoRA in Privacy-preserving Federated Learning*, ICLR 2024, §4.
 
-With one ``A`` for all, the mean of the products ``B_k A`` is the product of the mean.
+All clients have the same ``A``, so the mean of their products ``B_k A`` is the mean of the ``B_k``
+times ``A``.
 """
 
 from __future__ import annotations
@@ -26,5 +27,5 @@ class FFALoRA(fl.LowRankAveraging):
     serves = ("rank",)
 
     def fixed(self, world: fl.World, round: int) -> frozenset[str]:
-        """Fix the first factors: clients get them once."""
+        """Return the first factors, which are sent once and never trained."""
         return frozenset(a.down for a in fl.low_rank(world.graph))

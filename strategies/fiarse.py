@@ -1,20 +1,21 @@
-"""FIARSE: every client trains the weights of largest magnitude, as many as its tier has.
+"""FIARSE: every client trains the largest weights of the global model, as many as its tier has.
 
 Wu, Wang, Wang, Liu, Su, Gao: *FIARSE: Model-Heterogeneous Federated Learning via Importance-Aware
 Submodel Extraction*, NeurIPS 2024.
 
 =====================  ==========================================================================
 ``x``                  group ``global`` of the server state
-``γ_i``                the share of the parameters that client i's tier has
-``θ_i``                :func:`threshold`: a share γ_i of the weights is at least as large
+``γ_i``                the fraction of the parameters that client i's tier has
+``θ_i``                :func:`threshold`: a fraction γ_i of the weights has at least this magnitude
 ``M(x) = 1{|x| ≥ θ}``  :func:`important`: the mask of every forward pass; norms are not masked
-``Σ w M x_i / Σ w M``  :meth:`FIARSE.receive`: the old value where no mask covers
+``Σ w M x_i / Σ w M``  :meth:`FIARSE.receive`: weights in no client's mask keep their values
 =====================  ==========================================================================
 
-A mask by entry saves bytes but not multiply-accumulates: the network has its full size. Byte counts
-include four bytes per position for sent values, but not for returned values, since the server knows
-the masks. ``structured`` is not in the paper: it takes the most important positions of every axis,
-which gives a narrow network.
+Masking single weights saves bytes but not multiply-accumulates, because the network runs at its
+full size. Byte counts include an index of four bytes for every value that is sent to a client.
+Returned values need no index, since the server knows the masks. The option ``structured``, which is
+not in the paper, takes the most important channels of every axis instead. The result is a narrow
+network.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def important(x: Tensor, limit: float) -> Tensor:
 
 
 def threshold(weights: Iterable[Tensor], share: float) -> float:
-    """Return the magnitude of the last of the largest weights that make up a share.
+    """Return the magnitude that the given fraction of the weights reaches or exceeds.
 
     Example:
         >>> threshold([torch.tensor([1.0, -4.0]), torch.tensor([3.0, 2.0])], 0.5)
@@ -53,12 +54,12 @@ def threshold(weights: Iterable[Tensor], share: float) -> float:
 
 @dataclass(frozen=True)
 class TrainMasked:
-    """Training of the weights above ``Work.values["limits"]``; those that fall below are masked."""
+    """Program that trains the weights above ``Work.values["limits"]`` and masks all others."""
 
     objective: fl.Objective = field(default_factory=fl.TaskLoss)
 
     def __call__(self, work: fl.Work) -> fl.Outcome:
-        """Train, and return the state."""
+        """Train, and return the client's state."""
         module = fl.module_of(work, training=True)
         parameters = dict(module.named_parameters())
 
@@ -77,8 +78,10 @@ class FIARSE(fl.Weighted, fl.Masking):
 
     Attributes:
         by: Scope of the threshold θ: one for the whole ``model``, or one for each ``tensor``.
-        structured: Keep the most important positions of every axis, as many as the tier has.
-        norm: How running statistics are treated. They cannot stay with a client: its mask changes.
+        structured: If True, keep the most important channels of every axis, as many as the tier
+            has, instead of the largest single weights.
+        norm: How running statistics are treated. They cannot stay with a client, because its mask
+            changes.
 
     Example:
         >>> FIARSE(structured=True).by
@@ -86,7 +89,7 @@ class FIARSE(fl.Weighted, fl.Masking):
     """
 
     paper, year, serves = "FIARSE", 2024, ("width", "depth")
-    averages = False  # a mean by entry: the rules of `aggregate` know no masks
+    averages = False  # the rules of `aggregate` do not support masks of single weights
 
     by: Literal["model", "tensor"] = "model"
     structured: bool = False
@@ -94,7 +97,12 @@ class FIARSE(fl.Weighted, fl.Masking):
     norm: Literal["static", "averaged"] = "static"
 
     def init(self, world: fl.World) -> fl.ServerState:
-        """Start from ``x_0``; refuse (RunError) a structured tier that is not only narrower."""
+        """Start from ``x_0``.
+
+        Raises:
+            RunError: If ``structured`` is set, and a tier differs from the global model in more
+                than its widths.
+        """
         for tier in world.tiers if self.structured else ():
             if self._part(world, world.state, tier).transfer.target != tier.transfer.target:
                 message, where = "structured FIARSE only narrows", f"tier {tier.name}"
@@ -103,10 +111,10 @@ class FIARSE(fl.Weighted, fl.Masking):
         return self._with_limits(world, fl.ServerState().with_group("global", world.state))
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
-        """Send the weights above θ_i, with their positions.
+        """Send the weights above θ_i, with their indices.
 
-        The tensors are dense, with 0 where nothing is sent: programs, checks and attacks need not
-        know masks, and ``Task.indexed`` determines the byte counts.
+        The tensors in the task are dense, with 0 where no value is sent, so that other code need
+        not handle masks. ``Task.indexed`` determines the byte counts.
         """
         tier, limits = self._masked(world, state, world.tier_of(client))
         objective = fl.TaskLoss(mask_absent=self.mask_absent)
@@ -118,9 +126,9 @@ class FIARSE(fl.Weighted, fl.Masking):
     def receive(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
     ) -> fl.ServerState:
-        """Average every entry over the clients whose masks cover it.
+        """Average every weight over the clients whose masks contain it.
 
-        Done here and not in ``ag.Merger``, since no other method has such a coverage.
+        This does not use ``ag.Merger``, which does not support masks of single weights.
         """
         old, limits = state.group("global"), state.values["limits"]
         masked = frozenset(name for tier in limits.values() for name in tier)
@@ -141,7 +149,7 @@ class FIARSE(fl.Weighted, fl.Masking):
         return self._with_limits(world, after)
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
-        """Evaluate the global model, and each tier's part of it by the current weights."""
+        """Evaluate the global model, and each tier's part of it under the current mask."""
 
         def model(tier: fl.Tier) -> fl.Model:
             tier, limits = self._masked(world, state, tier)
@@ -151,7 +159,7 @@ class FIARSE(fl.Weighted, fl.Masking):
         return fl.by_tier(world, state, norm=self.norm, model=model, idle=True)
 
     def _with_limits(self, world: fl.World, state: fl.ServerState) -> fl.ServerState:
-        """Compute θ by tier and tensor, for trained entries outside norms of partial tiers."""
+        """Compute θ for each tier and tensor, without norm layers and frozen parameters."""
         norms = fl.NormPolicy("per_submodel").unmerged(world.graph)
         names = [p.name for p in world.graph.params if p.trainable and p.name not in norms]
         tensors = {name: state.group("global")[name] for name in names}
@@ -171,7 +179,7 @@ class FIARSE(fl.Weighted, fl.Masking):
         return self._part(world, state.group("global"), tier), state.values["limits"][tier.name]
 
     def _part(self, world: fl.World, weights: fl.State, tier: fl.Tier) -> fl.Tier:
-        """Return a tier with the whole network, or with the most important positions of axes."""
+        """Return a tier with the complete network or, if structured, its important channels."""
         best = {}
         if self.structured:
             scores = ag.importance(world.graph, weights)

@@ -1,4 +1,4 @@
-"""FjORD: every client trains all widths up to its own; each minibatch draws one.
+"""FjORD: every client trains all widths up to its own; a width is drawn for each minibatch.
 
 Horváth, Laskaridis, Almeida, Leontiadis, Venieris, Lane: *FjORD: Fair and Accurate Federated
 Learning under heterogeneous targets with Ordered Dropout*, NeurIPS 2021 (§3-4, Algorithm 1).
@@ -7,12 +7,12 @@ Learning under heterogeneous targets with Ordered Dropout*, NeurIPS 2021 (§3-4,
 symbol                    here
 ========================  ===============================================================
 ``w``                     group ``global`` of the server state
-``P``, its widths ``p``   ``World.by_size``: the family's tiers, each inside the next
+``P``, its widths ``p``   ``World.by_size``: the family's tiers, each contained in the next
 ``p_max^i``               the client's tier
 ``p ~ U(P), p ≤ p_max``   drawn in :class:`OrderedDropout`, once for each minibatch
 ``F_p``                   ``ag.nested``: the part of the client's model at width p
 statistics of width p     groups ``statistics/NAME``; scales and shifts are shared and sliced
-``w^(t+1)`` (Eq. 1)       ``group_means``: of every entry, over the clients that have it
+``w^(t+1)`` (Eq. 1)       ``group_means``: every value, over the clients whose model has it
 ========================  ===============================================================
 """
 
@@ -55,22 +55,22 @@ class FjORD(fl.Weighted, fl.Masking):
     norm: Literal["per_width", "static"] = "per_width"
 
     def init(self, world: fl.World) -> fl.ServerState:
-        """Start from ``w^0``, and the statistics of every width.
+        """Start from ``w^0`` and the initial statistics of every width.
 
         Raises:
-            RunError: If a tier is not nested in the next larger one; outputs are not classes that
-                can be distilled; or ``private`` names running statistics.
+            RunError: If a tier is not contained in the next larger one, ``private`` names running
+                statistics, or ``distil`` is set for a task without classes.
         """
         if self.distil and world.learning.form != "classes":
-            message = f"distillation compares probabilities of classes, not {world.learning.name}"
+            message = f"distillation compares class probabilities, not {world.learning.name}"
             raise ag.RunError(message, where="strategy.fjord.distil", expected="distil: false")
         state = fl.ServerState().with_group("global", world.state)
         for tier in world.tiers:
             # Refuses tiers that are not nested before any client trains.
             nested_widths(world.by_size, tier.name)
             if staying := self.private_entries(world, tier.graph) & self._statistics(tier.graph):
-                message = "running statistics of every width are averaged, apart from the model"
-                hint = "`norm: static` does without them"
+                message = "running statistics are averaged per width and cannot be private"
+                hint = "`norm: static` does not use running statistics"
                 raise ag.RunError(message, where="private", found=min(staying), hint=hint)
             statistics = tier.transfer.only(self._statistics(tier.graph)).pull(world.state)
             state = state.with_group(f"statistics/{tier.name}", statistics)
@@ -95,7 +95,7 @@ class FjORD(fl.Weighted, fl.Masking):
         """Check the statistics of each width.
 
         Raises:
-            RejectedUpdate: Names the first invalid one.
+            RejectedUpdate: If the statistics of a width are invalid. The message names the first.
         """
         if self.norm == "per_width":
             for width in nested_widths(world.by_size, result.tier):
@@ -104,7 +104,7 @@ class FjORD(fl.Weighted, fl.Masking):
     def receive(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
     ) -> fl.ServerState:
-        """Average every entry over the clients that have it; statistics width by width."""
+        """Average each value over the clients whose model has it, and statistics per width."""
 
         def contributions() -> Iterator[fl.Contribution]:
             for result in results:
@@ -123,7 +123,7 @@ class FjORD(fl.Weighted, fl.Masking):
         return fl.group_means(world, state, contributions())
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
-        """Evaluate every width with its statistics; the largest is reported as the global model."""
+        """Evaluate every width with its own statistics; the largest width is the global model."""
 
         def model(tier: fl.Tier) -> fl.Model:
             weights = tier.transfer.pull(state.group("global"), copy=False)
@@ -141,9 +141,9 @@ class Width(NamedTuple):
     """A width that a client trains.
 
     Attributes:
-        name: Name of its tier.
-        graph: Its architecture.
-        transfer: From the state of the client's own model to that of this width.
+        name: Name of the tier with this width.
+        graph: Architecture with this width.
+        transfer: Transfer from the client's own model to this width.
     """
 
     name: str
@@ -168,14 +168,14 @@ def _widths(tiers: tuple[fl.Tier, ...]) -> tuple[Width, ...]:
 
 
 def nested_widths(sizes: tuple[fl.Tier, ...], name: str) -> tuple[Width, ...]:
-    """List the widths that a client of a tier trains: all up to its own, as parts of its model.
+    """List the widths that a client trains: its own and all smaller ones, as parts of its model.
 
     Args:
         sizes: The tiers from the smallest to the largest.
         name: The client's tier.
 
     Raises:
-        RunError: If a smaller tier is not a part of it.
+        RunError: If a smaller tier is not a part of the client's tier.
     """
     index = [tier.name for tier in sizes].index(name)
     # Without weights: the cache neither compares nor keeps them.
@@ -190,11 +190,11 @@ def _of(width: Width, extras: fl.State) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class OrderedDropout:
-    """Training of nested widths that are slices of one model's parameters.
+    """Program that trains nested widths, which are slices of one model's parameters.
 
     Attributes:
-        widths: From the narrowest to the client's own.
-        distil: Whether narrower widths learn from the client's own.
+        widths: The widths, from the narrowest to the client's own.
+        distil: Whether narrower widths learn from the client's own width.
         objective: Loss of a width.
     """
 
@@ -203,7 +203,7 @@ class OrderedDropout:
     objective: fl.Objective = field(default_factory=fl.TaskLoss)
 
     def __call__(self, work: fl.Work) -> fl.Outcome:
-        """Train, and return the state and the statistics of each width."""
+        """Train, and return the client's state with the statistics of each width."""
         module = fl.module_of(work)
         parameters = dict(module.named_parameters())
         modules = {

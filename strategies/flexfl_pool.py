@@ -1,4 +1,4 @@
-"""FlexFL's pool: layers with many zero activations are narrowed most; small submodels teach large.
+"""FlexFL's pool: layers with many zero activations are cut most; small submodels teach large ones.
 
 Chen, Jia, Hu, Xie, Li, Chen: *FlexFL: Heterogeneous Federated Learning via APoZ-Guided Flexible
 Pruning in Uncertain Scenarios*, IEEE TCAD 2024.
@@ -6,16 +6,16 @@ Pruning in Uncertain Scenarios*, IEEE TCAD 2024.
 ==========================  ======================================================================
 symbol                      here
 ==========================  ======================================================================
-``APoZ_l``                  ``apoz``: share of zeros in the activations along an axis, per axis
+``APoZ_l``                  ``apoz``: for each axis, the fraction of zeros in its activations
 ``1 - APoZ_l ln P_l / max``  :func:`rates`, P_l: :func:`own_parameters`, as in the code
-pool L, M, S                :func:`widths`: of each tier, rates times the largest factor that fits
+pool L, M, S                :func:`widths`: for each tier, rates times the largest factor that fits
 self-KD, λ, τ               ``distil``, ``temperature``: :class:`SelfDistillation`
 aggregation                 ``covered_mean``, weighted by examples
 ==========================  ======================================================================
 
-The paper measures APoZ on proxy data at the server after it has trained there; a server has no data
-here, so that measured values are required: ``apoz``. Not implemented: pruning by devices whose
-resources shrink between rounds. Clients train their tier's submodel.
+The paper's server trains on proxy data and measures APoZ on them. Here the server has no data, so
+measured values must be passed as ``apoz``. Pruning by devices whose resources shrink between rounds
+is not implemented. Each client trains the submodel of its tier.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from archgraph import federation as fl
 
 
 def own_parameters(graph: ag.ArchGraph, axis: str) -> int:
-    """Count the parameters of the layers whose results narrow with an axis, not of their readers.
+    """Count the parameters of the layers whose outputs have an axis, such as its output channels.
 
     Example:
         >>> net = torch.nn.Sequential(torch.nn.Linear(2, 10), torch.nn.Linear(10, 3))
@@ -54,9 +54,10 @@ def own_parameters(graph: ag.ArchGraph, axis: str) -> int:
 
 
 def rates(graph: ag.ArchGraph, apoz: Mapping[str, float]) -> dict[str, float]:
-    """Return the rate of each axis that a uniform cut would narrow, from its share of zeros.
+    """Return the rate of each axis that a uniform cut would narrow, from its fraction of zeros.
 
-    One factor of a product has a rate, as in :func:`archgraph.take`: heads, not the size of each.
+    In attention, the number of heads has a rate and the size of a head has none, as in
+    :func:`archgraph.take`.
 
     Example:
         >>> net = torch.nn.Sequential(torch.nn.Linear(2, 10), torch.nn.Linear(10, 2))
@@ -75,7 +76,7 @@ def rates(graph: ag.ArchGraph, apoz: Mapping[str, float]) -> dict[str, float]:
 def widths(graph: ag.ArchGraph, rate: Mapping[str, float], most: int) -> dict[str, int]:
     """Return sizes of the axes: rates times the largest factor within a number of parameters.
 
-    Axes without a rate stay whole.
+    Axes without a rate keep their full size.
     """
     costs, free = ag.cost(graph).polynomial, ag.axes(graph).free
 
@@ -90,7 +91,7 @@ def widths(graph: ag.ArchGraph, rate: Mapping[str, float], most: int) -> dict[st
 
 @dataclass(frozen=True)
 class SelfDistillation:
-    """Training that distils from smaller submodels, each with its transfer from this one."""
+    """Program that trains a submodel and distils from smaller submodels, which are its parts."""
 
     smaller: tuple[tuple[ag.ArchGraph, ag.Transfer], ...]
     weight: float
@@ -142,11 +143,11 @@ class FlexFLPool(fl.PartAveraging):
     """Options of FlexFL's pool.
 
     Attributes:
-        apoz: Share of zeros in the activations along axes, by name, role or pattern; every axis
-            that is cut needs one.
-        distil: Weight λ of distillation from smaller submodels; with 0, clients only train on the
-            task's loss.
-        temperature: Temperature of the distillation.
+        apoz: Dict from axis (a name, role or pattern) to the fraction of zeros in its activations.
+            Required for every axis that is cut.
+        distil: λ, the weight of distillation from smaller submodels. With 0, clients train without
+            distillation.
+        temperature: τ, the temperature of the distillation.
 
     Example:
         >>> FlexFLPool(distil=0.0).temperature
@@ -164,21 +165,21 @@ class FlexFLPool(fl.PartAveraging):
         """Build the pool.
 
         Raises:
-            RunError: If an axis has no APoZ, a tier is smaller than any submodel, or outputs cannot
-                be distilled.
+            RunError: If an axis has no APoZ, a tier is smaller than every submodel, or ``distil``
+                is set for a task without classes.
         """
         if self.distil and world.learning.form != "classes":
-            message = f"distillation compares probabilities of classes, not {world.learning.name}"
+            message = f"distillation compares class probabilities, not {world.learning.name}"
             raise ag.RunError(message, where="strategy.flexfl_pool.distil", expected="distil: 0")
         axes, apoz = ag.axes(world.graph), dict[str, float]()
         for pattern, value in self.apoz.items():
             apoz |= dict.fromkeys((axis.name for axis in axes.match(pattern)), value)
         if missing := [a.name for a in axes.independent() if not 0 <= apoz.get(a.name, -1) <= 1]:
             raise ag.RunError(
-                "FlexFL needs the share of zeros in the activations along every axis that it cuts",
+                "FlexFL needs the fraction of zeros in the activations for every axis that it cuts",
                 where="strategy.flexfl_pool.apoz",
-                found=f"no share from 0 to 1 for {', '.join(missing)}",
-                hint="measure it on proxy data and pass {AXIS: share}; nefl, heterofl and "
+                found=f"no fraction from 0 to 1 for {', '.join(missing)}",
+                hint="measure it on proxy data and pass {AXIS: fraction}; nefl, heterofl and "
                 "adaptivefl_pool need none",
             )
         rate, sizes = rates(world.graph, apoz), {}
@@ -187,11 +188,11 @@ class FlexFLPool(fl.PartAveraging):
             sizes[tier.name] = widths(world.graph, rate, most)
             if (least := ag.cost(world.graph).polynomial.at(sizes[tier.name]).parameters) > most:
                 where, expected = f"tier {tier.name}", f"at least {least} parameters"
-                raise ag.RunError("no submodel is as small", where=where, expected=expected)
+                raise ag.RunError("smaller than every submodel", where=where, expected=expected)
         return fl.ServerState().with_group("global", world.state).with_values(sizes=sizes)
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
-        """Send the submodel of the client's tier; its program knows the smaller ones."""
+        """Send the submodel of the client's tier, with a program that uses the smaller ones."""
         tier = self._tier(world, state, world.tier_of(client))
         objective, cost = fl.TaskLoss(mask_absent=self.mask_absent), ag.cost(tier.graph).parameters
         pool = {one.graph: one for one in (self._tier(world, state, t) for t in world.by_size)}

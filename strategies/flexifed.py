@@ -1,4 +1,4 @@
-"""FlexiFed: clients of any architecture average the first layers that they have in common.
+"""FlexiFed: clients with any architectures average the first layers that they have in common.
 
 Wang, He, Chen, Chen, Huang, Jin, Yang: *FlexiFed: Personalized Federated Learning for Edge Clients
 with Heterogeneous Model Architectures*, WWW 2023 (Basic-Common, Clustered-Common, Max-Common).
@@ -6,17 +6,17 @@ with Heterogeneous Model Architectures*, WWW 2023 (Basic-Common, Clustered-Commo
 =====================  ========================================================================
 term                   here
 =====================  ========================================================================
-layers of a client     :func:`chain_units`: operators with weights in order, told apart by kind
+layers of a client     :func:`chain_units`: operators with weights, in order
 common base layers     :class:`CommonLayers` whose members are all clients
-cluster                the members of one :class:`CommonLayers`, here a run of layers
+run of layers          consecutive layers that the same clients share: a :class:`CommonLayers`
+cluster                the members of a run
 *Max-Common*           the runs are the nodes of the prefix tree of all clients' layers
-weights of a cluster   group ``trie/N`` of the server state, tensors by position in the run
-personal layers        outside all runs: ``Task.private``
+weights of a cluster   group ``trie/N`` of the server state; names are positions in run N
+personal layers        layers that are in no run: ``Task.private``
 =====================  ========================================================================
 
-Shared layers are a transfer from each of a client's runs to its own entries that only renames, so
-that averaging is ``group_means`` as in other methods. Every layer of every client is visited once,
-in setting up and in each round.
+Each run of a client has a transfer that maps the names in the run to the names of the client's
+parameters. The runs are then averaged with ``group_means``, as in other methods.
 """
 
 from __future__ import annotations
@@ -43,13 +43,15 @@ class FlexiFed(fl.Averaging, fl.Masking):
     """Options of FlexiFed.
 
     Attributes:
-        sharing: ``basic``: average the first layers that all clients have in common; the rest stays
-            with the client. ``clustered``: also average the rest within equal architectures.
-            ``max``: average each layer over all clients that agree up to it.
+        sharing: ``basic``: average the first layers that all clients have in common; the other
+            layers stay with the client. ``clustered``: also average the other layers within equal
+            architectures. ``max``: average each layer over all clients whose layers are the same up
+            to this layer.
         match: Condition under which layers are the same. ``operator``: same operator, arguments and
             shapes. ``name``: same parameter names and shapes.
-        unit: Unit of comparison: single layers (paper), or whole blocks, so that the end of a short
-            Transformer does not match the start of the next layer of a longer one.
+        unit: Unit of comparison. ``layer``: single layers (paper). ``block``: whole blocks, so that
+            the last layers of a shallow Transformer are not matched with the first layers of a
+            deeper one's next block.
 
     Example:
         >>> FlexiFed().sharing
@@ -73,7 +75,7 @@ class FlexiFed(fl.Averaging, fl.Masking):
     }
 
     def init(self, world: fl.World) -> fl.ServerState:
-        """Assign shared layers; each starts as in the first architecture that has it."""
+        """Determine the shared layers; each starts as in the first architecture that has it."""
         # Tiers of one architecture are one chain; architectures that no client runs do not share.
         alike: dict[ag.ArchGraph, list[fl.Tier]] = {}
         for tier in world.tiers:
@@ -90,13 +92,13 @@ class FlexiFed(fl.Averaging, fl.Masking):
             weights = first.state
             for number, transfer in self._runs(first.graph, cuts):
                 for name, entry in transfer.entries.items():
-                    # The first of the architectures that share it initialises it.
+                    # The first of the architectures that share a layer initialises the layer.
                     tensors.setdefault(f"trie/{number}/{entry.source}", weights[name])
         shared = {t.name: cuts for cuts, ts in zip(bounds, alike.values(), strict=True) for t in ts}
         return fl.ServerState(tensors, {"runs": shared})
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
-        """Send the layers that the client shares; it has the others."""
+        """Send the layers that the client shares; all others are private."""
         tier = world.tier_of(client)
         weights, private = self._weights(state, tier)
         mask = self.mask_absent
@@ -106,7 +108,7 @@ class FlexiFed(fl.Averaging, fl.Masking):
     def receive(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
     ) -> fl.ServerState:
-        """Average every run over the clients that have it."""
+        """Average every run of layers over the clients that have this run."""
 
         def contributions() -> Iterator[fl.Contribution]:
             for result in results:
@@ -124,11 +126,11 @@ class FlexiFed(fl.Averaging, fl.Masking):
         return fl.group_means(world, state, contributions())
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
-        """Evaluate each architecture's model, with each client's private entries.
+        """Evaluate each architecture's model, with each client's private layers.
 
-        Where a client runs the global architecture, which in a family by depth is the deepest one,
-        and the server has all of its layers, that model is the global one, too: FedFA compares it
-        with global models of other methods.
+        If a client runs the global architecture, and none of its layers are private, its model is
+        also evaluated as the global model. FedFA compares this model with global models of other
+        methods.
         """
 
         def model(tier: fl.Tier) -> fl.Model:
@@ -138,7 +140,7 @@ class FlexiFed(fl.Averaging, fl.Masking):
             if tier.graph == world.graph and world.clients_of(tier.name):
                 weights, private = self._weights(state, tier)
                 if not private:
-                    # First: the tier takes the outputs of this test.
+                    # Tested first: the tier's test reuses its outputs.
                     statistics = fl.NormPolicy(self.norm).evaluation
                     yield fl.Evaluated(fl.GLOBAL, tier.graph, weights, statistics=statistics)
                     break
@@ -149,14 +151,14 @@ class FlexiFed(fl.Averaging, fl.Masking):
     def _runs(
         self, graph: ag.ArchGraph, bounds: Sequence[Sequence[int]]
     ) -> Iterator[tuple[int, ag.Transfer]]:
-        """Yield the runs of an architecture, each with its map to the architecture's entries."""
+        """Yield the runs of an architecture, each with its transfer to the architecture."""
         cuts = tuple((start, stop) for _, start, stop in bounds)
         private = fl.NormPolicy(self.norm).private(graph)
         transfers = run_transfers(graph, self.match, self.unit, cuts, private)
         return zip((number for number, *_ in bounds), transfers, strict=True)
 
     def _weights(self, state: fl.ServerState, tier: fl.Tier) -> tuple[fl.State, frozenset[str]]:
-        """Return an architecture's weights, and the entries that are private to each client."""
+        """Return an architecture's weights, and the names of those private to each client."""
         weights: dict[str, Tensor] = {}
         for number, transfer in self._runs(tier.graph, state.values["runs"][tier.name]):
             # The map only renames: no copy is needed.
@@ -165,7 +167,7 @@ class FlexiFed(fl.Averaging, fl.Masking):
                 for name, entry in transfer.entries.items()
             }
         private = frozenset(tier.graph.state_names) - weights.keys()
-        # Private entries never leave their clients: the server only knows the initial ones.
+        # Private weights never leave their clients. The server has only the initial ones.
         if private:
             weights = {**tier.state, **weights}
         return {name: weights[name] for name in tier.graph.state_names}, private
@@ -176,7 +178,7 @@ class ChainUnit(NamedTuple):
 
     Attributes:
         kind: Key by which units are compared.
-        entries: Its entries of the state.
+        entries: Names of the unit's parameters and buffers.
     """
 
     kind: Hashable
@@ -187,7 +189,10 @@ class ChainUnit(NamedTuple):
 def chain_units(
     graph: ag.ArchGraph, match: Match = "operator", unit: Unit = "layer"
 ) -> tuple[ChainUnit, ...]:
-    """Return an architecture as a chain from the input on; see the options of :class:`FlexiFed`."""
+    """Return the layers or blocks of an architecture in order.
+
+    The options of :class:`FlexiFed` describe ``match`` and ``unit``.
+    """
 
     def unit_of(part: Iterable[ag.Layer]) -> ChainUnit:
         part = list(part)
@@ -205,7 +210,13 @@ def chain_units(
 
 
 class CommonLayers(NamedTuple):
-    """Layers that some architectures share: those from ``start`` to before ``stop`` in each."""
+    """A run of layers that some architectures share.
+
+    Attributes:
+        members: Indices of the architectures.
+        start: Index of the run's first layer in each architecture.
+        stop: Index of the first layer after the run.
+    """
 
     members: tuple[int, ...]
     start: int
@@ -215,10 +226,10 @@ class CommonLayers(NamedTuple):
 def common_layers(
     chains: Sequence[Sequence[Hashable]], sharing: Sharing = "max"
 ) -> list[CommonLayers]:
-    """Return runs of layers that are averaged together, each layer of a chain in at most one.
+    """Return the runs of layers that are averaged together; a layer is in at most one run.
 
     Args:
-        chains: The kinds of the layers of each architecture.
+        chains: For each architecture, the kinds of its layers in order.
         sharing: See :class:`FlexiFed`.
 
     Example:
@@ -265,21 +276,21 @@ def run_transfers(
     cuts: tuple[tuple[int, int], ...],
     private: frozenset[str],
 ) -> tuple[ag.Transfer, ...]:
-    """Map the tensors of each run, named by their positions, to an architecture's entries.
+    """Map the tensors of each run, named by their positions, to an architecture's parameters.
 
     Args:
         graph: The architecture.
         match: See :class:`FlexiFed`.
         unit: See :class:`FlexiFed`.
-        cuts: Start and stop of each run in it.
-        private: Entries that are not shared.
+        cuts: Start and stop of each run in the architecture.
+        private: Parameters and buffers that are not shared.
     """
     chain = chain_units(graph, match, unit)
     slots = {slot.name: slot for slot in ag.Transfer.identity(graph).target}
     transfers = []
     for start, stop in cuts:
         names = [name for part in chain[start:stop] for name in part.entries]
-        # Numbered including private entries, so that a position is the same in all members.
+        # Private weights are numbered, too, so that numbers are the same in all members.
         numbers = {name: str(number) for number, name in enumerate(names) if name not in private}
         same = ag.Transfer.identity(tuple(slots[name] for name in numbers))
         transfers.append(

@@ -1,4 +1,4 @@
-"""FlexLoRA: products are averaged; each client gets the first singular directions of the mean.
+"""FlexLoRA: products of factors are averaged; a client gets the mean's first singular directions.
 
 Bai, Chen, Zhang, Li, Huang, Yu, Zhou: *Federated Fine-tuning of Large Language Models under
 Heterogeneous Tasks and Client Resources*, NeurIPS 2024, §3.2.
@@ -11,11 +11,11 @@ symbol                      here
 the first ``r_k``           ``Transfer.pull``: the first positions of the rank
 ==========================  ==========================================================
 
-Our choice: both factors get ``√Σ``, so that no gradient is small only because the other factor is.
-Directions with a singular value of zero are arbitrary: their ``A`` is drawn again and their ``B``
-is zero, as at the start, since with both at zero they would never be trained again. Values within
-the rounding error of 32-bit factors count as zero: cross-entropy never trains the sum of all
-classes, so that up to rounding a classifier's product lacks one direction.
+Our choice: both factors are multiplied by ``√Σ``, which keeps the scales of their gradients
+similar. Directions with a singular value of zero are arbitrary. For these directions, ``A`` is
+drawn again and ``B`` is zero, as in new adapters; if both were zero, they would never be trained
+again. Singular values within the rounding error of 32-bit factors count as zero. A classifier, for
+example, always has such a direction, because cross-entropy does not train the sum of all logits.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from torch import Tensor
 
 from archgraph import federation as fl
 
-ZERO, ROUNDED = 1e-12, 1e-6  # of the largest singular value; for factors in 64 bits, and in fewer
+ZERO, ROUNDED = 1e-12, 1e-6  # relative to the largest singular value: 64-bit factors, others
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class FlexLoRA(fl.LowRankAveraging):
     def merged(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
     ) -> fl.ServerState:
-        """Average products, and divide each mean into factors of the largest rank."""
+        """Average the products, and factor each mean into ``B`` and ``A`` of the largest rank."""
 
         def product(adapter: fl.LowRankAdapter, result: fl.Result) -> tuple[tuple[Tensor], float]:
             return (adapter.product(result.state),), result.weight(self.weights)

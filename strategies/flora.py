@@ -1,4 +1,4 @@
-"""FLoRA: adapters are stacked, so that the sum of products is exact, and added to the weights.
+"""FLoRA: the exact sum of the clients' adapters is sent as stacked factors, added to the weights.
 
 Wang, Shen, He, Sun, Wang, Lyu, Li: *FLoRA: Federated Fine-Tuning Large Language Models with
 Heterogeneous Low-Rank Adaptations*, NeurIPS 2024, §3.
@@ -9,11 +9,13 @@ symbol                                 here
 ``ΔW = Σ p_k (α_k / r_k) B_k A_k``     ``[p_1 s B_1, p_2 s B_2, …] @ [A_1; A_2; …]``: the
                                        factor is on ``B`` alone
 the stack of a round                   groups ``stack ROUND`` of the server's state
-base weights of client k stay with the client, which adds each stack that it gets
+base weights of client k               private to the client, which adds every stack that
+                                       it receives
 =====================================  ==================================================
 
-Every round begins with new adapters, which the server draws. A client gets the base weights in its
-first round, then the stacks of all rounds since its last one: bytes count ``Σ r_k`` for each.
+Every round begins with new adapters, which the server draws. A client receives the base weights in
+its first round. In each later round it receives the stacks of all rounds since its last one. A
+stack has the rank ``Σ r_k``, by which its bytes are counted.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ class Stacked:
     train: fl.Program
 
     def __call__(self, work: fl.Work) -> fl.Outcome:
-        """Train with the base weights frozen; they stay with the client."""
+        """Add the stacks, then train with the base weights frozen; these stay with the client."""
         state = dict(work.state)
         for number in sorted({int(name.partition(" ")[0]) for name in work.extras}):
             for a in self.adapters:
@@ -66,8 +68,8 @@ class FLoRA(fl.LowRankAveraging):
         """Start from the global model.
 
         Raises:
-            RunError: If it has no low-rank adapters, or the layer of a shared one is private or its
-                weight also used elsewhere.
+            RunError: If the global model has no low-rank adapters. Also if a layer whose adapter is
+                shared is private itself, or if other layers use its weight, too.
         """
         if tied := [a.weight for a in self.shared(world) if not a.alone]:
             raise ag.RunError(
@@ -86,7 +88,7 @@ class FLoRA(fl.LowRankAveraging):
         return super().init(world).with_values(last={})
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
-        """Send new adapters, and the base weights or the stacks of the rounds that it missed."""
+        """Send new adapters, and the base weights or the stacks since the client's last round."""
         task, adapters = super().send(world, state, client, round), self.shared(world)
         base, extras = frozenset(a.weight for a in adapters), dict[str, Tensor]()
         last = state.values["last"].get(str(client), round)
@@ -139,7 +141,7 @@ class FLoRA(fl.LowRankAveraging):
         return after.with_values(last=last)
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
-        """Evaluate models with the server's base weights: clients' weights lack the last stacks."""
+        """Evaluate models with the server's base weights, which include the latest stacks."""
         base = frozenset(a.weight for a in self.shared(world))
         for model in super().evaluated(world, state):
             yield replace(model, current=base)

@@ -1,4 +1,4 @@
-"""FML: a shared small network, which is averaged, and each client's private one teach each other.
+"""FML: each client's private network and a small shared network teach each other.
 
 Shen, Zhang, Jia, Zhang, Huang, Zhou, Kuang, Wu, Wu: *Federated Mutual Learning*, 2020.
 
@@ -32,10 +32,12 @@ class FML(fl.Masking):
     """Options of FML.
 
     Attributes:
-        alpha: α: weight of the targets in the loss of a private network; 1: no distillation.
-        beta: β: weight of the targets in the loss of the shared network.
+        alpha: α, the weight of the targets in the loss of a private network. The rest of the loss
+            is distillation; with 1, there is none.
+        beta: β, the weight of the targets in the loss of the shared network.
         shared: Kind of client whose architecture is shared. Default: the smallest.
-        weights: Weight of a client in the mean of shared networks: its number of examples, or 1.
+        weights: Weight of a client in the mean of shared networks: its number of examples
+            (``examples``), or 1 (``uniform``).
 
     Example:
         >>> FML(alpha=0.3).beta
@@ -56,7 +58,7 @@ class FML(fl.Masking):
     weights: fl.Weights = "examples"
 
     def init(self, world: fl.World) -> fl.ServerState:
-        """Start from the shared network's first weights."""
+        """Start from the shared network's initial weights."""
         return fl.ServerState().with_group(SHARED, self._shared(world).state)
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
@@ -89,11 +91,11 @@ class FML(fl.Masking):
 
 
 def divergence(answers: Tensor, teacher: Tensor) -> Tensor:
-    """Compute ``D_KL(softmax(teacher) ‖ softmax(answers))``, the mean over targets.
+    """Compute ``D_KL(softmax(teacher) ‖ softmax(answers))``, averaged over targets.
 
     Args:
-        answers: Logits ``[target, class]``, which are trained.
-        teacher: Likewise; no gradient goes through them.
+        answers: Logits ``[target, class]`` of the network that is trained.
+        teacher: Logits ``[target, class]`` of the teacher; no gradient goes through them.
     """
     p, q = teacher.detach().log_softmax(-1), answers.log_softmax(-1)
     return functional.kl_div(q, p, reduction="batchmean", log_target=True)
@@ -101,7 +103,7 @@ def divergence(answers: Tensor, teacher: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Mutual:
-    """Training of two networks on the same minibatches, each the other's teacher.
+    """Program that trains two networks on the same minibatches; each is the other's teacher.
 
     Attributes:
         objective: ``L_ce``.
@@ -114,7 +116,7 @@ class Mutual:
     beta: float
 
     def __call__(self, work: fl.Work) -> fl.Outcome:
-        """Train both with one optimiser: ``local.clip`` applies to their joint gradient."""
+        """Train both networks with one optimiser; ``local.clip`` bounds their joint gradient."""
         models = fl.Model(work.graph, work.state), work.others[SHARED]
         private, meme = (fl.module_of(model, work.device, training=True) for model in models)
         parameters = dict(private.named_parameters())

@@ -1,4 +1,4 @@
-"""HeteroFL: clients train the first channels of every layer; the server averages covered entries.
+"""HeteroFL: clients train the first channels of each layer; a weight is averaged where trained.
 
 Diao, Ding, Tarokh: *HeteroFL: Computation and Communication Efficient Federated Learning for
 Heterogeneous Clients*, ICLR 2021, Algorithm 1.
@@ -9,7 +9,7 @@ symbol                   here
 ``W_g``                  group ``global`` of the server state
 ``r_m``                  rate of client m: ``rates``, or measured on its tier's transfer
 ``W_g[:d_m, :k_m]``      ``Tier.transfer.pull``: the first channels of every layer
-mean over levels ``p``   ``ag.Merger``: every entry over the clients that cover it
+mean over levels ``p``   ``ag.Merger``: every value, over the clients whose model has it
 ``Scaler``               ``ag.add_scaler``: divide by ``r_m`` while training
 sBN                      norm policy ``static``
 =======================  ================================================================
@@ -35,12 +35,14 @@ class HeteroFL(fl.Averaging, fl.Masking):
     Attributes:
         mode: ``fix``: clients keep their tiers. ``dynamic``: in every round, each client draws a
             tier with probabilities proportional to the family's counts.
-        rates: Width rates of tiers by name; other rates are measured (``federation.rate_of``).
-        scaler: Divide by the rate in training mode, after every weighted operator.
-        label_rows: Merge the rows of a label only from clients that have the label.
+        rates: Dict from tier to its width rate. The rates of other tiers are measured
+            (``federation.rate_of``).
+        scaler: If True, divide the output of every layer with weights by the rate, in training
+            mode only.
+        label_rows: Average the head's row of a label only over clients that have the label.
         norm: How running statistics are treated. If a narrow tier has running statistics,
-            ``averaged`` and ``local`` need ``scaler: false``: the statistics would be those of
-            scaled activations, but tests do not scale.
+            ``averaged`` and ``local`` require ``scaler: false``, because the statistics would be
+            those of scaled activations, and tests do not scale.
 
     Example:
         >>> HeteroFL(mode="dynamic").norm
@@ -60,27 +62,27 @@ class HeteroFL(fl.Averaging, fl.Masking):
     norm: Literal["averaged", "local", "static"] = "static"
 
     def __post_init__(self) -> None:
-        """Check that rates are rates, and that kept statistics fit the next round."""
+        """Check that rates are in (0, 1], and that ``mode`` and ``norm`` are compatible."""
         for name, rate in self.rates.items():
             if not 0 < rate <= 1:
                 raise ag.SpecError(
                     "out of range", where=f"rates.{name}", found=rate, expected="above 0, at most 1"
                 )
         if self.mode == "dynamic" and self.norm == "local":
-            message = "kept statistics have the width of the last tier; the mode is dynamic"
-            raise ag.SpecError(message, where="norm", expected="static or averaged")
+            message = "kept statistics would have the width of the previous round's tier"
+            raise ag.SpecError(message, where="norm", expected="static or averaged, or `mode: fix`")
 
     @property
     def reads_labels(self) -> bool:
-        """Rows of a label are merged from clients that have it."""
+        """Whether the averages depend on the labels that a client has."""
         return self.label_rows
 
     def init(self, world: fl.World) -> fl.ServerState:
         """Start from ``W_g``, and assign tiers to clients.
 
         Raises:
-            RunError: If ``rates`` names an unknown tier, or a scaled tier would be tested with
-                statistics of scaled activations.
+            RunError: If ``rates`` names an unknown tier, or ``norm`` does not work with ``scaler``
+                for a tier.
         """
         for name in self.rates:
             world.tier(name)
@@ -95,12 +97,12 @@ class HeteroFL(fl.Averaging, fl.Masking):
     def begin(
         self, world: fl.World, state: fl.ServerState, round: int, sampled: Sequence[int]
     ) -> fl.ServerState:
-        """Draw, in dynamic mode, new rates for all clients."""
+        """In dynamic mode, draw a new tier for every client."""
         if self.mode == "fix":
             return state
         names = [t.name for t in world.tiers]
         odds = [sum(c.name == name for c in world.clients) for name in names]
-        # All clients, sampled or not: sampling must not change what the others receive.
+        # For all clients, so that sampling does not change what the other clients receive.
         drawn = torch.multinomial(
             torch.tensor(odds, dtype=torch.float64),
             len(world.clients),
@@ -120,7 +122,7 @@ class HeteroFL(fl.Averaging, fl.Masking):
     def receive(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
     ) -> fl.ServerState:
-        """Average each value over the clients that have it (Algorithm 1, second inner loop)."""
+        """Average each value over the clients whose model has it (Algorithm 1, second loop)."""
         rows = self.owned_rows(world)
         return fl.covered_mean(world, state, results, weights=self.weights, rows=rows)
 
@@ -129,7 +131,7 @@ class HeteroFL(fl.Averaging, fl.Masking):
         return fl.by_tier(world, state, norm=self.norm, runs=state.values["tiers"], idle=True)
 
     def owned_rows(self, world: fl.World) -> Callable[[fl.Result], Mapping[str, Tensor]] | None:
-        """Return the function that marks a client's rows for a mean; None if all rows count."""
+        """Return the function that marks the rows of a client that count; None if all count."""
         if not self.label_rows:
             return None
         return lambda result: self._rows(world.tier(result.tier), world.clients[result.client])
@@ -139,7 +141,7 @@ class HeteroFL(fl.Averaging, fl.Masking):
         return self.rates.get(tier.name) or fl.rate_of(tier)
 
     def _rows(self, tier: fl.Tier, client: fl.Client) -> Mapping[str, Tensor]:
-        """Mark rows of label-wise entries by 0 or 1; empty if the client has every label."""
+        """Return 0 or 1 for each row of the head; an empty dict if the client has every label."""
         present = torch.tensor([float(count > 0) for count in client.histogram])
         if all(present):
             return {}

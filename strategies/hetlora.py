@@ -1,4 +1,4 @@
-"""HetLoRA: adapters padded with zeros to the largest rank, weighted by the size of their product.
+"""HetLoRA: adapters are padded with zeros to the largest rank, weighted by their product's norm.
 
 Cho, Liu, Xu, Fahrezi, Joshi: *Heterogeneous LoRA for Federated Fine-tuning of On-Device Foundation
 Models*, EMNLP 2024, §3.2.
@@ -9,12 +9,13 @@ symbol               here
 ``r_k``              rank of client k: ``rank`` in its tier
 ``‖B_k A_k‖_F``      ``LowRankAdapter.product``, for each adapter
 zero padding         ``Transfer.push``
-truncation           ``Transfer.pull``: the first ``r_k`` positions
+truncation           ``Transfer.pull``: the first ``r_k`` rows of A, columns of B
 ===================  ==============================================================
 
-Our choice: a weight for each adapter. With ``prune`` (γ, §3.1), λ ``penalty`` times ``‖A_k‖ ‖B_k‖``
-of the positions from ``γ r_k`` on is added to the loss, and a client for which this became smaller
-in a round has rank ``γ r_k`` from the next round on; all of its adapters have one rank.
+Our choice: aggregation weights are computed separately for each adapter. With ``prune`` (γ, §3.1),
+a penalty is added to the loss: ``penalty`` (λ) times ``‖A_k‖ ‖B_k‖``, restricted to the rows and
+columns from ``γ r_k`` on. If this value becomes smaller in a round, the client has rank ``γ r_k``
+from the next round on. All adapters of a client have the same rank.
 """
 
 from __future__ import annotations
@@ -32,7 +33,13 @@ from archgraph import federation as fl
 
 @dataclass(frozen=True)
 class Tail:
-    """The sum over adapters of ``‖A‖ ‖B‖`` of the positions from a share of the rank on."""
+    """Penalty ``Σ ‖A‖ ‖B‖`` over adapters, without the first rows of A and columns of B.
+
+    Attributes:
+        adapters: The adapters.
+        share: Fraction of the rank that the penalty leaves out.
+        factor: Factor on the sum.
+    """
 
     adapters: tuple[fl.LowRankAdapter, ...]
     share: float
@@ -52,10 +59,12 @@ class HetLoRA(fl.LowRankAveraging):
     """Options of HetLoRA.
 
     Attributes:
-        prune: γ, the share of its rank that a client keeps when it is pruned. Default: no pruning.
-        penalty: λ, weight of the penalty on the other positions, with ``prune``.
-        weights: Weight of a client in the means of all entries except adapters: its number of
-            examples, or 1.
+        prune: γ, the fraction of its rank that a client keeps when it is pruned. Default: no
+            pruning.
+        penalty: λ, the weight of the penalty on the part of the rank that pruning would remove.
+            Only used with ``prune``.
+        weights: Weight of a client in the mean of all parameters except adapters: its number of
+            examples (``examples``), or 1 (``uniform``).
 
     Example:
         >>> HetLoRA().serves
@@ -75,7 +84,8 @@ class HetLoRA(fl.LowRankAveraging):
         """Start from the global model.
 
         Raises:
-            RunError: If it has no low-rank adapters, or ``prune`` would cut private ones.
+            RunError: If the global model has no low-rank adapters, or ``prune`` is set and some
+                adapters are private.
         """
         if self.prune is not None and len(self.shared(world)) < len(fl.low_rank(world.graph)):
             raise ag.RunError(
@@ -94,7 +104,7 @@ class HetLoRA(fl.LowRankAveraging):
         return replace(tier, graph=cut.graph, transfer=tier.transfer >> cut.transfer)
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
-        """Send the client its part, with the penalty where ranks are pruned."""
+        """Send the client its part of the global model, with the penalty if ``prune`` is set."""
         task = super().send(world, state, client, round)
         if self.prune is None:
             return task
@@ -104,7 +114,7 @@ class HetLoRA(fl.LowRankAveraging):
     def merged(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
     ) -> fl.ServerState:
-        """Compute ``Σ ‖B_k A_k‖ pad(A_k) / Σ ‖B_k A_k‖``, likewise for B; the mean of all else."""
+        """Compute ``Σ ‖B_k A_k‖ pad(A_k) / Σ ‖B_k A_k‖``, likewise for B; average the rest."""
         adapters, ranks = self.shared(world), dict(state.values["ranks"])
 
         def padded(a: fl.LowRankAdapter, result: fl.Result) -> tuple[tuple[Tensor, ...], float]:

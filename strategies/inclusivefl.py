@@ -1,4 +1,4 @@
-"""InclusiveFL: shallower clients share the first layers, and learn from the next deeper ones.
+"""InclusiveFL: clients share the first layers; each size also learns from the next deeper one.
 
 Liu, Wu, Wu, Wang, Lyu, Chen, Xie: *No One Left Behind: Inclusive Federated Learning over
 Heterogeneous Devices*, KDD 2022.
@@ -6,10 +6,10 @@ Heterogeneous Devices*, KDD 2022.
 ========================  ===============================================================
 symbol                    here
 ========================  ===============================================================
-sizes of model            ``World.by_size``
+sizes of model            ``World.by_size``: the tiers from the smallest to the largest
 shared layers             group ``global`` of the server state
-last layer, pooler, head  group ``tier/NAME``: one per size
-gradient of a layer       the change of the mean over a size's clients in a round
+last layer, pooler, head  groups ``tier/NAME``, one for each size
+gradient of a layer       the change of the layer's mean over a size's clients in a round
 ``β``                     ``beta``
 momentum distillation     :meth:`InclusiveFL.receive`
 ========================  ===============================================================
@@ -35,8 +35,8 @@ class InclusiveFL(fl.Averaging, fl.Masking):
     """Options of InclusiveFL.
 
     Attributes:
-        beta: Share of the deeper model's layers in the step of a shallower model's last layer; 0:
-            no momentum distillation.
+        beta: β, the weight of the step of the deeper model's layers in the step of a shallower
+            model's last layer. With 0, there is no momentum distillation.
 
     Example:
         >>> InclusiveFL().beta
@@ -50,11 +50,11 @@ class InclusiveFL(fl.Averaging, fl.Masking):
     beta: float = fl.option(0.2, least=0, most=1)
 
     def init(self, world: fl.World) -> fl.ServerState:
-        """Start from the shared layers, and each size's own.
+        """Start from the shared layers, and the private layers of each size.
 
         Raises:
-            RunError: If a tier is narrower from the input on, or the layers that it lacks are not
-                the last of a section.
+            RunError: If a tier shares no layers at full width, or lacks layers that are not the
+                last of a section.
         """
         state = fl.ServerState().with_group("global", world.state)
         for tier in world.tiers:
@@ -79,9 +79,9 @@ class InclusiveFL(fl.Averaging, fl.Masking):
     ) -> fl.ServerState:
         """Average, then move the last layer of each size by ``(1 - β) g + β m``.
 
-        ``g`` is its own mean step in this round, ``m`` that of the layers of the next deeper size,
-        from the one at the same position to its last, averaged over the layers. If a size has not
-        returned results, nothing is mixed.
+        ``g`` is the mean step of this layer in the round. ``m`` is the mean step of layers of the
+        next deeper size, averaged from the layer at the same depth to the last one. If no client of
+        either size has returned a result, the layer moves by ``g``.
         """
         trained: set[str] = set()
 
@@ -98,7 +98,7 @@ class InclusiveFL(fl.Averaging, fl.Masking):
                     policy = fl.NormPolicy(self.norm)
                     # A mean of equal frozen values need not be that value.
                     local = policy.unmerged(graph) | ag.frozen(graph)
-                    local |= set(names) - update.keys()  # they stay with the client
+                    local |= set(names) - update.keys()  # these stay with the client
                     yield fl.Contribution(
                         result.client,
                         group,
@@ -118,7 +118,7 @@ class InclusiveFL(fl.Averaging, fl.Masking):
         return after
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
-        """Evaluate every size; the largest is reported as the global model."""
+        """Evaluate every size; the largest one is the global model."""
 
         def model(tier: fl.Tier) -> fl.Model:
             return fl.Model(tier.graph, self._weights(state, tier))
@@ -154,14 +154,15 @@ class InclusiveFL(fl.Averaging, fl.Masking):
 
 
 class Prefix(NamedTuple):
-    """The blocks of a size in each section in which sizes differ.
+    """The shared and the private parts of a size.
 
     Attributes:
-        blocks: By section, the names of the size's blocks in the global model.
-        private: Entries that belong to this size alone: the last block of every section that it has
-            in part, everything after the last section in which sizes differ, and everything from
-            the first narrower block on.
-        names: By entry of the global model, the size's.
+        blocks: Dict from section to the names of the size's blocks in the global model. Contains
+            only sections in which sizes differ.
+        private: Parameters and buffers that only this size has. They belong to the last block of
+            each section that the size does not contain completely, to all blocks after the last
+            section in which sizes differ, and to all blocks from the first narrower one on.
+        names: Dict from parameter or buffer of the global model to that of the size.
     """
 
     blocks: Mapping[str, tuple[str, ...]]
@@ -182,7 +183,7 @@ def _kept(graph: ag.ArchGraph, tier: fl.Tier) -> tuple[dict[str, tuple[str, ...]
     Raises:
         RunError: If it has no blocks with weights, or they are not the first of their section.
     """
-    # An entry that is cut is narrower; blocks from the first such one on cannot be shared.
+    # From the first block with a cut (narrower) parameter on, blocks cannot be shared.
     changed = {e.source for e in tier.transfer.entries.values() if not e.unchanged}
     sources = {entry.source for entry in tier.transfer.entries.values()}
     result: dict[str, tuple[str, ...]] = {}
@@ -234,12 +235,12 @@ def _prefixes(graph: ag.ArchGraph, tiers: tuple[fl.Tier, ...]) -> dict[str, Pref
 def _last_blocks(
     mine: Mapping[str, Sequence[str]], complete: Mapping[str, Sequence[str]], shorter: Sequence[str]
 ) -> set[str]:
-    """Return the blocks, as wide as in the global model, that are a shorter size's own.
+    """Return the private blocks of a size among those with the global model's width.
 
     Args:
-        mine: Its blocks by section.
-        complete: Blocks of the global model.
-        shorter: The sections that any size has in part.
+        mine: Dict from section to blocks of the size.
+        complete: Dict from section to blocks of the global model.
+        shorter: Sections that at least one size does not contain completely.
     """
     lacking = [s for s in shorter if mine[s] != complete[s]]
     if not lacking:
@@ -251,9 +252,9 @@ def _last_blocks(
 
 
 def _private(graph: ag.ArchGraph, inside: set[str]) -> set[str]:
-    """Return the entries that only these blocks use.
+    """Return the parameters and buffers that only these blocks use.
 
-    A weight that earlier layers use, too (a tied embedding), belongs to those layers.
+    A weight that earlier layers also use, such as a tied embedding, belongs to the earlier layers.
     """
     blocks = ag.structure(graph).blocks
     private = _leaves(graph, (n for b in blocks if b.name in inside for n in b.nodes))
@@ -264,8 +265,8 @@ def prefix(graph: ag.ArchGraph, tiers: tuple[fl.Tier, ...], tier: fl.Tier) -> Pr
     """Return the shared and private parts of a tier.
 
     Raises:
-        RunError: If a tier is narrower from the input on, or the layers that it lacks are not the
-            last of a section.
+        RunError: If a tier shares no layers at full width, or lacks layers that are not the last of
+            a section.
     """
     # Without weights: the cache neither compares nor holds them.
     return _prefixes(graph, tuple(replace(one, source={}) for one in tiers))[tier.name]
@@ -274,10 +275,10 @@ def prefix(graph: ag.ArchGraph, tiers: tuple[fl.Tier, ...], tier: fl.Tier) -> Pr
 def teaching_layers(
     graph: ag.ArchGraph, tiers: tuple[fl.Tier, ...], small: fl.Tier, large: fl.Tier
 ) -> dict[str, list[str]]:
-    """Map entries of a size's last layers to those of the next deeper one that teach them.
+    """Map parameters of a size's last layers to the deeper size's parameters that teach them.
 
-    In a section that the deeper size continues: the same layers, counted by kind, in each block
-    from the size's last to the deeper one's last.
+    In each section in which the deeper size has more blocks, a layer of the size's last block is
+    taught by the same layer of the deeper size's blocks, from this block to the last one.
     """
     mine, theirs = (prefix(graph, tiers, tier) for tier in (small, large))
     trained = {param.name for param in graph.params if param.trainable}
@@ -295,7 +296,7 @@ def teaching_layers(
 
 @functools.lru_cache(maxsize=1024)
 def _by_kind(graph: ag.ArchGraph, block: str) -> dict[tuple[object, int, int], str]:
-    """Return a block's entries by their layer's kind, its number and their position."""
+    """Return a dict from kind and number of a layer, and index in the layer, to parameter."""
     nodes = set(ag.structure(graph).block(block).nodes)
     counts: dict[object, int] = defaultdict(int)
     entries: dict[tuple[object, int, int], str] = {}

@@ -1,9 +1,9 @@
-"""Matched: the positions of networks are brought into one order before averaging.
+"""Matched: the channels of the clients' networks are reordered to match before averaging.
 
-The method combines two papers. Orders are found as in *Git Re-Basin* (Ainsworth, Hayase, Srinivasa,
-ICLR 2023, Algorithms 1 and 3); averaging clients in one order is the idea of *FedMA* (Wang,
-Yurochkin, Sun, Papailiopoulos, Khazaeni, ICLR 2020). Unlike FedMA, which matches and trains the
-network layer by layer and grows it, Matched matches all layers at once and keeps sizes.
+The method combines two papers. The channels are matched as in *Git Re-Basin* (Ainsworth, Hayase,
+Srinivasa, ICLR 2023, Algorithms 1 and 3). Averaging matched clients is the idea of *FedMA* (Wang,
+Yurochkin, Sun, Papailiopoulos, Khazaeni, ICLR 2020). FedMA matches and trains the network layer by
+layer and makes it wider. Matched matches all layers at once and keeps their sizes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ PASSES = 10  # over all clients, at most
 class Matched(fl.PartAveraging):
     """Options of Matched.
 
-    In the first round every client starts from its own weights, drawn from the seed and its id.
+    In the first round, every client starts from its own random weights, which depend on the seed
+    and the client's id.
 
     Example:
         >>> Matched().weights
@@ -41,7 +42,7 @@ class Matched(fl.PartAveraging):
         """Start from the global model.
 
         Raises:
-            RunError: If a tier is not only narrower.
+            RunError: If a tier differs from the global model in more than its widths.
         """
         for tier in world.tiers:
             sizes = ag.widths(world.graph, tier.transfer)
@@ -49,14 +50,14 @@ class Matched(fl.PartAveraging):
             narrow = ag.take(world.graph, sizes=counts, allow_nothing=True)
             if narrow.transfer.target != tier.transfer.target:
                 raise ag.RunError(
-                    "Matched orders the positions of axes, not layers",
+                    "Matched requires tiers that are narrower only, with all layers",
                     where=f"tier {tier.name}",
                     expected="a tier with only `take` or `fit`",
                 )
         return fl.ServerState().with_group("global", world.state).with_values(moved=0)
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
-        """Send a client its part of the global model, or in the first round weights of its own."""
+        """Send a client its part of the global model, or its own random weights in round 1."""
         weights = None
         if round == 1:
             draw = fl.seeded(world.seed, "matched", client)
@@ -67,22 +68,23 @@ class Matched(fl.PartAveraging):
     def receive(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
     ) -> fl.ServerState:
-        """Return the mean of all clients, each in the order that best matches the others' mean.
+        """Reorder the channels of each client to match the other clients, then average.
 
-        1. Clients are sorted by their weights, so that neither ids nor arrival decide.
-        2. Each is matched to the global model that all began with; in round 1, where each began
-           with its own weights, to the mean of those before it, the widest first.
-        3. Each is matched to the mean of all others, until no order changes.
+        1. Sort the clients by their weights, so that the result depends neither on ids nor on the
+           order of arrival.
+        2. Match each client to the global model. In round 1, in which clients start from different
+           weights, match each client to the mean of the clients before it, the widest first.
+        3. Match each client to the mean of all other clients, until no order changes.
         """
         arrived = sorted(results, key=_size, reverse=True)  # 1
         moved = [0] * len(arrived)
         base = state
-        if round == 1:  # entries that none of the others covers do not count
+        if round == 1:  # weights that none of the other clients has do not count
             nothing = {name: torch.zeros_like(v) for name, v in state.group("global").items()}
             base = state.with_group("global", nothing)
 
         def ordered(index: int, others: Sequence[fl.Result]) -> bool:
-            """Match a client to the mean of others; return whether its order is another one."""
+            """Match a client to the mean of others; return whether its order has changed."""
             weights = fl.covered_mean(world, base, others, weights=self.weights).group("global")
             result = arrived[index]
             tier = world.tier(result.tier)

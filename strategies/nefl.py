@@ -1,4 +1,4 @@
-"""NeFL: nested submodels, shallower and narrower, with their own step sizes and norms.
+"""NeFL: clients train nested submodels, each with its own step sizes and norm layers.
 
 Kang, Cha, Shin, Lee, Kang: *NeFL: Nested Model Scaling for Federated Learning with System
 Heterogeneous Clients* (text in Algorithms 1-2, §IV, §V-A3, §V-B4, Appendix A, B-A).
@@ -11,9 +11,9 @@ symbol                     here
 ``θ_c`` consistent         group ``global`` of the server state
 ``θ_ic,k`` inconsistent    group ``submodel/NAME``: step sizes, norms
 ``s_j`` step size          ``ag.add_step_sizes``: a scalar on the branch of every residual region
-``M_k``                    the results of a round whose client drew submodel k
-NeFedAvg                   ``group_means``: the global group, over consistent entries
-InconsistentParamAvg       ``group_means``: a group per submodel, over its own entries
+``M_k``                    a round's results from clients that drew submodel k
+NeFedAvg                   ``group_means`` of group ``global``: consistent parameters
+InconsistentParamAvg       ``group_means`` of group ``submodel/NAME``: inconsistent parameters
 =========================  ==============================================================
 
 NeFL-W, -D and -WD differ only in their families.
@@ -42,15 +42,17 @@ class NeFL(fl.Weighted):
     """Options of NeFL.
 
     Attributes:
-        steps: Step sizes on residual branches: trained, constant (N/L), or none. They are always
-            inconsistent.
-        initial: Initial step sizes. ``ones``: 1. ``ode`` (NeFL-DO): 1 + k for a block that is
-            followed by k blocks of the global model that the submodel lacks.
+        steps: Step sizes on residual branches: trained, constant (N/L), or none. Every submodel has
+            its own step sizes.
+        initial: Initial step sizes. ``ones``: 1. ``ode`` (NeFL-DO): 1 + k for a block if the
+            submodel lacks the k blocks that follow it in the global model.
         inconsistent: Norm layers that are separate for each submodel. ``auto``: layers with running
-            statistics (§IV-B1; layer norms work better when shared, §V-B4). ``norms``: all norms.
+            statistics (§IV-B1). Layer norms are then shared, which works better (§V-B4). ``norms``:
+            all norm layers.
         spread: Number of sizes below and above its own that a client may draw in a round (§V-A3).
-        norm: How running statistics are treated. ``per_submodel``: like their layer. Otherwise they
-            are averaged over all submodels, recomputed for evaluation, or stay with the client.
+        norm: How running statistics are treated. ``per_submodel``: like the other parameters of
+            their layer. ``averaged``: averaged over all submodels. ``static``: recomputed for
+            evaluation. ``local``: they stay with the client.
 
     Example:
         >>> NeFL(steps="constant").spread
@@ -80,20 +82,20 @@ class NeFL(fl.Weighted):
     }
 
     def __post_init__(self) -> None:
-        """Check the range, and that the options go together."""
+        """Check that the options are compatible."""
         super().__post_init__()
         if self.initial == "ode" and self.steps == "off":
             message = "needs step sizes, and steps are off"
             raise ag.SpecError(message, where="initial", expected="steps: learnable or constant")
         if self.norm == "local" and self.spread:
-            message = "kept statistics have the size of the last submodel; the next may differ"
+            message = "kept statistics would have the size of the previous round's submodel"
             raise ag.SpecError(message, where="norm", expected="spread: 0, or another norm")
 
     def init(self, world: fl.World) -> fl.ServerState:
-        """Start from ``θ_c``, and every submodel's ``θ_ic`` as the initial global weights have it.
+        """Start from ``θ_c``, and ``θ_ic`` of every submodel, taken from the global model.
 
         Raises:
-            RewriteError: If a residual sum of a submodel has no single branch to scale.
+            RewriteError: If it is unclear which branch of a residual sum a step size multiplies.
         """
         state = fl.ServerState().with_group("global", world.state)
         for tier in world.tiers:
@@ -103,10 +105,10 @@ class NeFL(fl.Weighted):
         return state
 
     def drawn(self, world: fl.World, client: int, round: int) -> fl.Tier:
-        """Draw a client's submodel of a round: uniform around the client's own size (§V-A3)."""
+        """Draw a client's submodel for a round, uniformly around the client's own size (§V-A3)."""
         sizes = world.by_size
         index = [tier.name for tier in sizes].index(world.clients[client].name)
-        # Cut off at the ends, as the published code does: the smallest draws from fewer.
+        # Limited to existing sizes, as in the published code: the smallest draws from fewer.
         near = sizes[max(index - self.spread, 0) : index + self.spread + 1]
         draw = fl.seeded(world.seed, "nefl submodel", round, client)
         return near[int(torch.randint(len(near), (), generator=draw))]
@@ -123,13 +125,13 @@ class NeFL(fl.Weighted):
             norm=self.norm,
             weights=self._state(world, state, tier),
         )
-        # Private entries travel, and the strategy averages them itself: the global mean skips them.
+        # Private parameters are sent, but averaged by the strategy and not in the global mean.
         return replace(task, unmerged=submodel.private | submodel.unmerged)
 
     def receive(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
     ) -> fl.ServerState:
-        """Average consistent entries by NeFedAvg, the rest within submodels (Algorithm 2)."""
+        """Average consistent parameters over all clients, others per submodel (Algorithm 2)."""
 
         def contributions() -> Iterator[fl.Contribution]:
             for result in results:
@@ -151,7 +153,7 @@ class NeFL(fl.Weighted):
         return fl.group_means(world, state, contributions())
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
-        """Evaluate every submodel with its ``θ_ic``; the largest represents the global model."""
+        """Evaluate every submodel with its own ``θ_ic``; the largest one is the global model."""
 
         def model(tier: fl.Tier) -> fl.Model:
             return fl.Model(self._submodel(world, tier).graph, self._state(world, state, tier))
@@ -172,13 +174,13 @@ class NeFL(fl.Weighted):
 
 @dataclass(frozen=True)
 class NestedSubmodel:
-    """A tier's architecture with step sizes, and the entries that it does not share.
+    """A tier's architecture with step sizes, and the parameters that it does not share.
 
     Attributes:
-        graph: The clients' architecture.
-        transfer: Global state → its state; it creates step sizes.
-        private: Entries that belong to this submodel alone.
-        unmerged: Further entries that are not averaged with other submodels.
+        graph: The clients' architecture, with step sizes.
+        transfer: Transfer from the global state to the submodel's state, which creates step sizes.
+        private: Parameters and buffers that only this submodel has.
+        unmerged: Further parameters and buffers that are not averaged with other submodels.
     """
 
     graph: ag.ArchGraph
@@ -200,7 +202,7 @@ def submodel(
     """Build a tier's architecture with its step sizes.
 
     Raises:
-        RewriteError: If a residual sum has no single branch to scale.
+        RewriteError: If it is unclear which branch of a residual sum a step size multiplies.
     """
     rewritten = ag.Rewritten(graph, transfer)
     if steps != "off":
@@ -224,7 +226,7 @@ def submodel(
 
 
 def own_norms(graph: ag.ArchGraph, inconsistent: Inconsistent) -> frozenset[str]:
-    """Return the entries of the norm layers that are separate for each submodel.
+    """Return the parameters and buffers of norm layers that are separate for each submodel.
 
     Example:
         >>> net = torch.nn.Sequential(
@@ -253,14 +255,14 @@ def own_norms(graph: ag.ArchGraph, inconsistent: Inconsistent) -> frozenset[str]
 def left_out_after(
     full: ag.ArchGraph, graph: ag.ArchGraph, transfer: ag.Transfer
 ) -> dict[str, int]:
-    """Count the missing global blocks after each block of a submodel (NeFL-DO).
+    """Count how many global blocks a submodel lacks after each of its blocks (NeFL-DO).
 
-    Counted are residual blocks of the same section, up to the next present one. A block is
-    recognised by the global entries that its own come from; of several (repetitions of a layer that
-    is used several times) by its name.
+    Only residual blocks of the same section count, up to the next block that the submodel has.
+    Blocks are matched by the global parameters from which their own come. If several blocks use the
+    same parameters, they are matched by name.
 
     Returns:
-        Counts by name of the submodel's block, without zeros.
+        Dict from block of the submodel to its count. Blocks with a count of 0 are omitted.
 
     Example:
         >>> class Net(torch.nn.Module):
@@ -302,7 +304,7 @@ def left_out_after(
 
 
 def _residual(graph: ag.ArchGraph) -> dict[str, set[str]]:
-    """Return the leaves of every block that adds to what enters it."""
+    """Return the parameters and buffers of every residual block."""
     return {
         block.name: {leaf for name in block.nodes for leaf in graph.node[name].leaves()}
         for block in ag.structure(graph).blocks

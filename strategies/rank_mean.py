@@ -1,12 +1,12 @@
-"""The covered mean by rank: each rank of an adapter over the clients that have it.
+"""Rank mean: each rank of a low-rank adapter is averaged over the clients that have this rank.
 
-Not to be confused with HetLoRA: nothing is padded with zeros, and no client's weight depends on its
-adapters. It is FedIT where all ranks are equal, and HeteroFL's average (Diao et al., ICLR 2021,
-Algorithm 1) with the rank in place of the width.
+Unlike in HetLoRA, adapters are not padded with zeros, and a client's aggregation weight does not
+depend on its adapters. If all ranks are equal, this method is FedIT. The average is that of
+HeteroFL (Diao et al., ICLR 2021, Algorithm 1), with the rank in place of the width.
 
-The mean of factors differs from the mean of products, and a rank that only the largest client has
-counts with its whole weight: the update of the weights differs from ``Σ p s B A``. FLoRA's stacks
-are exact.
+The resulting update of the weights differs from ``Σ p s B A``, because the product of mean factors
+is not the mean of the products, and because a rank that only one client has keeps this client's
+values unscaled. FLoRA, which stacks the factors, computes the sum exactly.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from archgraph import federation as fl
 
 @dataclass(frozen=True)
 class RankMean(fl.LowRankAveraging):
-    """Options of the covered mean by rank.
+    """Options of the rank mean.
 
     Example:
         >>> RankMean(weights="uniform").norm

@@ -8,7 +8,8 @@ symbol                      here
 ==========================  =================================================================
 ``GHN(G_m, a_m; φ)``        :class:`archgraph.hypernet.GraphHypernetwork`; φ in group ``hypernet``
 ``η_s``                     ``lr`` of Adam, whose moments are in group ``optimiser``
-``G_m``                     the client's tier; ``q_v``, its nodes' weights: group ``last-m``
+``G_m``                     the architecture of the client's tier
+``q_v``                     the client's latest trained weights, in group ``last-m``
 ``a_m``                     ``descriptor``
 ``Δθ_m`` of Eq. 4           ``θ̃_m - θ_m``: see :meth:`RecipFL.receive`
 ``f_m^L``, ``f_m^S``        a strong client's own model; ``Task.others["small"]``
@@ -41,13 +42,13 @@ from archgraph.hypernet import (
 Divergence = Literal["small_large", "large_small"]
 OWN, SMALL = "own", "small"
 LOGITS = fl.Logits()
-# Options of the hypernetwork, with the same names.
+# Options of the strategy that are options of the hypernetwork with the same names.
 NETWORK = (
     *("width", "hidden", "steps", "reach", "bins", "piece", "tile"),
     *("mixing", "described", "shifts"),
 )
 MEBI = 1 << 20
-# Bytes of trained states that wait for the server's step: they are pulled back together.
+# Bytes of trained states that are pulled back together.
 TOGETHER = 256 * MEBI
 # Networks that read a φ, by its first tensor, with their other dependencies.
 READERS = WeakTensorKeyDictionary()
@@ -62,34 +63,38 @@ class RecipFL(fl.Masking):
     Attributes:
         lr: Learning rate of the server's Adam (η_s).
         clip: Maximum norm of the hypernetwork's gradient.
-        weights: Weight of a client in Eq. 4: 1, or its examples over the mean of all clients.
-        transfer: Train small models on strong clients by distillation (§3.3); off: RecipFL without
-            KT.
+        weights: Weight of a client in Eq. 4. ``examples``: its number of examples, divided by the
+            mean over all clients. ``uniform``: 1.
+        transfer: If True, strong clients also train the small model by distillation (§3.3). If
+            False, this is RecipFL without knowledge transfer (KT).
         small: Tier whose architecture strong clients train in addition to their own. Default: the
             tier with the fewest parameters.
         strong: Tiers whose clients are strong. Default: all tiers with another architecture than
             ``small``.
-        descriptor: Description of a client: its class proportions (``classes``), a learned
-            embedding of its ``id``, or ``none``.
+        descriptor: Description of a client as input of the hypernetwork: its class proportions
+            (``classes``), a learned embedding of its ``id``, or ``none``.
         embedding: Size of the embedding of an id.
         steps: Number of traversals of a graph in both directions (τ).
-        reach: Maximum length of shortest paths that become virtual edges (GHN-2: 50); with 1
+        reach: Maximum length of a shortest path that becomes a virtual edge (GHN-2: 50). With 1
             (paper), there are no virtual edges.
-        bins: Numbers that summarise a tensor for the encoder.
-        piece: Numbers per piece; the encoder attends to all pieces: 1 (code), 8 is cheaper.
+        bins: Number of means that summarise a tensor for the encoder.
+        piece: Number of these means in a piece; the encoder attends to all pieces. The published
+            code uses 1; 8 is faster.
         width: Size of a node's features.
         hidden: Size of the decoders' hidden layers.
-        tile: Longest side of a tile. In a longer layer, the tile is repeated, which ties neurons.
-            Studies of LeNet-5, with a layer of 120 × 256, use 256.
-        mixing: How words and codes of weights become features: ``concat`` (paper) or ``sum`` with
-            an embedding of shapes (code).
+        tile: Longest side of a tile. In a larger layer the tile is repeated, so that neurons have
+            equal weights. For LeNet-5, with a layer of 120 × 256, the studies use 256.
+        mixing: How a node's features are computed. ``concat`` (paper): a linear layer of the
+            operator's embedding and the code of its weights. ``sum`` (code): the sum of both and an
+            embedding of the shape.
         described: Layers that the descriptor influences: ``all`` (paper), or the ``head`` (code).
-        shifts: Whether biases of normalisation are ``generated`` (paper) or ``local`` (code).
-        divergence: Divergence of hidden features in Eq. 9: ``small_large``, as printed, is D_KL(p^S
-            ‖ p^L); ``large_small`` (code) D_KL(p^L ‖ p^S).
-        bound: Maximum magnitude of a returned parameter; updates that exceed it are refused.
-        memory: MiB of clients' last weights that the server keeps in memory; the rest is stored in
-            the folder for temporary files (``TMPDIR``).
+        shifts: Whether biases of norm layers are ``generated`` (paper), or stay with the client
+            (``local``, code).
+        divergence: Divergence of hidden features in Eq. 9. ``small_large`` (as printed): D_KL(p^S ‖
+            p^L). ``large_small`` (code): D_KL(p^L ‖ p^S).
+        bound: Maximum magnitude of a returned parameter. Updates that exceed it are rejected.
+        memory: MiB of clients' latest weights that the server holds in memory. Weights beyond this
+            are stored in the folder for temporary files (``TMPDIR``).
 
     Example:
         >>> from archgraph.federation import configure
@@ -141,7 +146,7 @@ class RecipFL(fl.Masking):
     }
 
     def __post_init__(self) -> None:
-        """Check the ranges, and that ``bins`` is a multiple of ``piece``."""
+        """Check the options, for example that ``bins`` is a multiple of ``piece``."""
         super().__post_init__()
         if self.bins % self.piece:
             message = f"{self.bins} is not a multiple of piece, {self.piece}"
@@ -151,11 +156,11 @@ class RecipFL(fl.Masking):
 
     @property
     def reads_labels(self) -> bool:
-        """A client may be described by its classes."""
+        """Whether clients are described by their class proportions."""
         return self.descriptor == "classes"
 
     def init(self, world: fl.World) -> fl.ServerState:
-        """Draw φ from the run's seed; clients have not trained anything yet.
+        """Draw the initial φ from the run's seed.
 
         Raises:
             RunError: If ``small`` or ``strong`` names an unknown tier.
@@ -163,7 +168,7 @@ class RecipFL(fl.Masking):
         for name in self.strong or ():
             world.tier(name)
         graphs = self.graphs(world)
-        # A check before a run only needs shapes: no weights are drawn on the meta device.
+        # A check before a run only needs shapes; on the meta device, no weights are drawn.
         with torch.device("meta" if world.device == "meta" else "cpu"):
             network = GraphHypernetwork.for_graphs(graphs, seed=world.seed, **self.sizes(world))
         return fl.ServerState().with_group("hypernet", _phi(network.to(world.device)))
@@ -174,13 +179,13 @@ class RecipFL(fl.Masking):
         main, *small = server.parts([client])
         states = [{**part.first, **tensors} for part, tensors in server.generated([main, *small])]
         train = fl.Train(fl.TaskLoss(mask_absent=self.mask_absent))
-        # Frozen entries are not stored per client: every task sends them, by reference.
+        # Frozen parameters are not stored per client; every task refers to them.
         local = server.local(main.graph)
         private = local - ag.frozen(main.graph)
         return fl.Task(
             client=client,
             graph=main.graph,
-            # Private entries are sent until the client has its own.
+            # Private tensors are sent until the client has its own.
             state={k: v for k, v in states[0].items() if not (main.trained and k in private)},
             program=Teach(train, server.changing(small[0].graph), self.divergence)
             if small
@@ -194,8 +199,8 @@ class RecipFL(fl.Masking):
     ) -> fl.ServerState:
         """Update φ from the trained weights (line 7), which the server stores as ``q_v``.
 
-        The pseudo-gradient is ``θ̃_m - θ_m``, as in the authors' code: descending along the printed
-        ``θ_m - θ̃_m`` would lead away from the trained weights.
+        The pseudo-gradient is ``θ̃_m - θ_m``, as in the authors' code. With the printed sign,
+        ``θ_m - θ̃_m``, gradient descent would move away from the trained weights.
         """
         server = Server.of(self, world, state, change=True)
         network = server.network
@@ -230,13 +235,13 @@ class RecipFL(fl.Masking):
         )
 
     def examine(self, world: fl.World, result: fl.Result) -> None:
-        """Check that a client's parameters are small enough to learn from.
+        """Check that no parameter of a client exceeds ``bound``.
 
         Raises:
-            RejectedUpdate: Names the tensor.
+            RejectedUpdate: If one does. The message names the tensor.
         """
         small, main = self.small_tier(world).graph, world.tier_of(result.client).graph
-        # One such number would dominate the gradient's norm and the clipped step.
+        # A single large number would dominate the gradient's norm and the clipped step.
         sent = [("", main, result.state), *((n, small, s) for n, s in result.others.items())]
         for model, graph, state in sent:
             for name, tensor in state.items():
@@ -249,7 +254,7 @@ class RecipFL(fl.Masking):
                     raise ag.RejectedUpdate(message, where=where)
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
-        """Evaluate each tier's model, as each of its clients would get it now."""
+        """Evaluate each tier's clients with the models that the server would send them now."""
         server = Server.of(self, world, state)
         for tier in world.tiers:
             if clients := world.clients_of(tier.name):
@@ -265,7 +270,7 @@ class RecipFL(fl.Masking):
     # -- what follows from the options ------------------------------------------------------------
 
     def small_tier(self, world: fl.World) -> fl.Tier:
-        """Return the tier whose architecture strong clients teach.
+        """Return the tier whose architecture strong clients train in addition to their own.
 
         Raises:
             RunError: If ``small`` names an unknown tier.
@@ -273,7 +278,7 @@ class RecipFL(fl.Masking):
         return world.by_size[0] if self.small is None else world.tier(self.small)
 
     def graphs(self, world: fl.World) -> list[ag.ArchGraph]:
-        """Return all architectures that the hypernetwork serves, each once."""
+        """Return all distinct architectures for which the hypernetwork generates weights."""
         tiers = (*world.tiers, self.small_tier(world))
         return list({tier.graph.digest: tier.graph for tier in tiers}.values())
 
@@ -295,21 +300,21 @@ class RecipFL(fl.Masking):
         return world.clients[client].weight / mean
 
     def taught(self, world: fl.World, client: int) -> bool:
-        """Return whether a client is strong: it trains the small model in addition to its own."""
+        """Return whether a client is strong, that is, also trains the small model."""
         tier = world.tier_of(client)
         strong = self.strong is None or tier.name in self.strong
         return self.transfer and strong and tier.graph != self.small_tier(world).graph
 
 
 class Part(NamedTuple):
-    """A model of a client.
+    """One of the models that a client trains.
 
     Attributes:
-        client: The client.
+        client: Id of the client.
         name: ``own`` or ``small``.
-        graph: Its architecture.
-        first: Its full state before the first round.
-        trained: The client's generated tensors as it last trained them; empty before that.
+        graph: Architecture of the model.
+        first: Complete state of the model before the first round.
+        trained: Generated tensors as the client last trained them; empty before its first round.
     """
 
     client: int
@@ -325,19 +330,19 @@ class Part(NamedTuple):
 
     @property
     def place(self) -> str:
-        """Path of its trained tensors in the server's state; a client's are one group."""
+        """Path of the trained tensors in the server's state, with one group per client."""
         return f"last-{self.client}/{self.name}"
 
 
 @dataclass(frozen=True, eq=False)
 class Server:
-    """The hypernetwork and what it reads, at one moment.
+    """The hypernetwork with its inputs, in one state of the server.
 
     Attributes:
         strategy: The options.
-        world: Who takes part.
+        world: Clients, tiers and the device.
         state: The server's state.
-        network: The hypernetwork with that state's φ.
+        network: The hypernetwork with the φ of this state.
     """
 
     strategy: RecipFL
@@ -349,9 +354,9 @@ class Server:
     def of(
         strategy: RecipFL, world: fl.World, state: fl.ServerState, *, change: bool = False
     ) -> Server:
-        """Build a server that reads φ of the state, or that changes a copy of it.
+        """Build the hypernetwork with the state's φ, or, to change φ, with a copy.
 
-        One network reads a φ, for all clients of a round.
+        Networks that only read φ are cached, so that all clients of a round use the same one.
         """
         group = state.group("hypernet")
         key, graphs = next(iter(group.values())), strategy.graphs(world)
@@ -385,7 +390,7 @@ class Server:
         return parts
 
     def about(self, parts: Sequence[Part]) -> Tensor | None:
-        """Return ``a_m`` of each part's client: shares of the classes, or ids."""
+        """Return the descriptor ``a_m`` of each part's client: class proportions, or ids."""
         clients = [part.client for part in parts]
         match self.strategy.descriptor:
             case "none":
@@ -397,12 +402,12 @@ class Server:
                 return counts / counts.sum(1, keepdim=True).clamp(min=1)
 
     def generated(self, parts: Sequence[Part]) -> list[tuple[Part, dict[str, Tensor]]]:
-        """Return parts with their generated tensors, on the CPU and without gradients."""
+        """Return the parts, each with its generated tensors on the CPU, without gradients."""
         with torch.no_grad():
             states = self.network.generate(
                 [part.graph for part in parts], [part.last for part in parts], self.about(parts)
             )
-        # In a check before a run tensors are shapes, without a device.
+        # In a check before a run, tensors are on the meta device.
         return [
             (part, {k: (v if v.is_meta else v.cpu()).contiguous() for k, v in tensors.items()})
             for part, tensors in zip(parts, states, strict=True)
@@ -423,7 +428,7 @@ class Server:
         return tuple(name for name in graph.state_names if name in stay)
 
     def spilled(self) -> frozenset[int]:
-        """Return clients whose last weights are on disk: those beyond ``memory``, by id."""
+        """Return the clients whose latest weights are stored on disk because of ``memory``."""
         small = self.strategy.small_tier(self.world).graph
         total, exceeding = 0, set()
         for client in self.world.clients:
@@ -439,16 +444,16 @@ class Server:
         return sum(math.prod(entry.shape) * entry.dtype.itemsize for entry in entries)
 
     def taken(self, part: Part, result: fl.Result) -> dict[str, Tensor]:
-        """Return the generated tensors of this part, as a client sent them."""
+        """Return the generated tensors of a part from a client's result."""
         sent = result.state if part.name == OWN else result.others[part.name]
         return {entry.name: sent[entry.name] for entry in self.network.entries(part.graph)}
 
 
 def _aligned(tensor: Tensor) -> bool:
-    """Return whether its memory begins as torch's own does, at a multiple of 64 bytes.
+    """Return whether the tensor's memory starts at a multiple of 64 bytes, as PyTorch allocates it.
 
-    The last bits of a matrix product may depend on that: a checkpoint's tensors, which are adjacent
-    in a file, could yield other weights than in an uninterrupted run.
+    The last bits of a matrix product may depend on the alignment. Tensors of a checkpoint are
+    adjacent in a file, so a resumed run could yield other weights than an uninterrupted one.
     """
     return tensor.data_ptr() % 64 == 0
 
@@ -484,12 +489,13 @@ def _batches(results: Iterable[fl.Result], pieces: int) -> Iterator[list[fl.Resu
 
 @dataclass(frozen=True)
 class Teach:
-    """A strong client's work: it trains its own model, then the small one with its own as teacher.
+    """Program of a strong client: train its own model, then distil it into the small model.
 
     Attributes:
-        train: Training of its own model, and the other part of the small one's loss.
-        local: Entries of the small model that are private to the client: their returned values are
-            not used.
+        train: Program that trains the client's own model. Its objective is also the first part of
+            the small model's loss.
+        local: Parameters and buffers of the small model that are private to the client.
+        divergence: See the option of :class:`RecipFL`.
 
     Source:
         RecipFL §3.3, Eq. 9.
@@ -500,7 +506,7 @@ class Teach:
     divergence: Divergence = "small_large"
 
     def __call__(self, work: fl.Work) -> fl.Outcome:
-        """Train, and return both models."""
+        """Train both models, and return both states."""
         large = self.train(work)
         model = work.others[SMALL]
         private = {n: work.keep[f"{SMALL}/{n}"] for n in self.local if f"{SMALL}/{n}" in work.keep}
@@ -543,12 +549,14 @@ def guidance(
 
     Args:
         small: Outputs of the small model, and its last hidden features if any.
-        large: Outputs and features of the large model, without gradients.
-        predict: From outputs to logits ``[batch, ..., classes]``.
-        divergence: ``large_small``: D_KL(p^L ‖ p^S) instead.
+        large: Outputs of the large model, and its last hidden features if any, without gradients.
+        predict: Function from outputs to logits ``[batch, ..., classes]``.
+        divergence: ``small_large`` for the second term above, or ``large_small`` for D_KL(p^L ‖
+            p^S).
 
     Returns:
-        The mean over the batch; the second term only where both have equally many features.
+        The mean over the batch. Without features, or if both models have different numbers of
+        features, the second term is omitted.
     """
     logits, targets = (predict(outputs[0]).flatten(0, -2) for outputs in (small, large))
     value = functional.cross_entropy(logits, targets.softmax(-1))

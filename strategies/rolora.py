@@ -1,10 +1,10 @@
-"""RoLoRA: rounds alternate between training and averaging the second and the first factors.
+"""RoLoRA: clients train the second factors of the adapters in odd rounds, the first in even ones.
 
 Chen, Guo, Ju, Dalal, Liu, Zhang: *Robust Federated Finetuning of LLMs via Alternating Optimization
 of LoRA*, 2025, Algorithm 1.
 
-In every round one factor is the same for all clients, so that the mean of the products is the
-product of the means, and both factors learn.
+In every round, only one factor is trained; the other is the same for all clients. The mean of the
+clients' products is therefore the product of the mean factors.
 """
 
 from __future__ import annotations
@@ -28,5 +28,8 @@ class RoLoRA(fl.LowRankAveraging):
     serves = ("rank",)
 
     def fixed(self, world: fl.World, round: int) -> frozenset[str]:
-        """Fix ``A`` in odd rounds, ``B`` in even ones: at B = 0, A has no gradient."""
+        """Return the factors that are not trained: ``A`` in odd rounds, ``B`` in even rounds.
+
+        ``B`` is trained first: it starts at 0, where ``A`` has no gradient.
+        """
         return frozenset(a.down if round % 2 else a.up for a in fl.low_rank(world.graph))

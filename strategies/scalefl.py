@@ -33,12 +33,12 @@ class ScaleFL(fl.Averaging):
     """Options of ScaleFL.
 
     Attributes:
-        gamma: Weight of the distillation from a model's last exit to its earlier ones.
-        temperature: Temperature of the distillation.
-        warmup: Share of the rounds before distillation begins.
-        scaler: Divide hidden activations by a level's width rate, in training and in tests, as the
-            official code does. Before norms without stored statistics, this only changes their
-            epsilon.
+        gamma: γ, the weight of the distillation from a model's last exit to its earlier exits.
+        temperature: τ, the temperature of the distillation.
+        warmup: Fraction of the rounds before distillation begins.
+        scaler: If True, divide hidden activations by the width rate of the client's tier, in
+            training and in tests, as the official code does. Norms without stored statistics undo
+            this division, except for their epsilon.
 
     Example:
         >>> ScaleFL(gamma=0).temperature
@@ -86,7 +86,7 @@ class ScaleFL(fl.Averaging):
         return fl.ServerState().with_group("global", world.state)
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
-        """Send the client's level: width and depth."""
+        """Send the client's part of the global model, cut in width and depth."""
         gamma = self.gamma if round > self.warmup * world.rounds else 0.0
         exits = ag.exits(world.tier_of(client).graph)
         program = fl.Train(EarlyExits(exits, gamma, self.temperature))
@@ -96,14 +96,14 @@ class ScaleFL(fl.Averaging):
     def receive(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
     ) -> fl.ServerState:
-        """Average every entry over the clients that have it."""
+        """Average each value over the clients whose model has it."""
         return fl.covered_mean(world, state, results, weights=self.weights)
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
-        """Evaluate the global model and every level, each by its last exit."""
+        """Evaluate the global model and every level, each with the predictions of its last exit."""
         for model in fl.by_tier(world, state, norm=self.norm, idle=True):
             tier = next((one for one in world.tiers if one.name == model.name), None)
-            graph = model.graph if tier is None else self._graph(tier)  # the whole has rate 1
+            graph = model.graph if tier is None else self._graph(tier)  # global: rate 1
             last = fl.Logits(ag.exits(graph)[-1])
             yield dataclasses.replace(model, graph=graph, predict=last)
 
@@ -114,10 +114,10 @@ class ScaleFL(fl.Averaging):
 
 @dataclass(frozen=True)
 class EarlyExits:
-    """``Σ_j j (L_ce(p_j, y) + γ τ² D_KL(p_n^τ ‖ p_j^τ)) / (n (n + 1) / 2)``, by n exits.
+    """Loss ``Σ_j j (L_ce(p_j, y) + γ τ² D_KL(p_n^τ ‖ p_j^τ)) / (n (n + 1) / 2)`` over n exits.
 
     Attributes:
-        exits: Names of the exits, from the shallowest on.
+        exits: Names of the exits, from the shallowest to the deepest.
         gamma: γ.
         temperature: τ, by which logits are divided.
     """
@@ -127,7 +127,7 @@ class EarlyExits:
     temperature: float = 3.0
 
     def __call__(self, outputs: object, examples: fl.Examples, work: fl.Work) -> Tensor:
-        """Return the mean over the minibatch."""
+        """Return the mean loss over the minibatch."""
         answers = [work.learning.predictions(outputs, fl.Logits(name)) for name in self.exits]
         terms = [work.learning.loss(answer, examples.targets) for answer in answers]
         if self.gamma:

@@ -31,11 +31,11 @@ class Standalone(fl.Masking):
     def receive(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
     ) -> fl.ServerState:
-        """Discard results; clients train while the stream is read."""
-        for _ in results:  # a stream that is not read leaves clients untrained
+        """Read and discard the results; clients train while their results are read."""
+        for _ in results:  # results are computed only when they are read
             pass
         return state
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
-        """Evaluate each client's model, by architecture."""
+        """Evaluate each client's own model."""
         return fl.private_networks(world, state)

@@ -1,23 +1,22 @@
-"""Weights for any architecture from one graph network on the server (RecipFL).
+"""Generate weights for any architecture with one graph neural network on the server (RecipFL).
 
-The inputs are the clients' graphs, their current states, and descriptors of their data. The outputs
-are states (``generate``), and the gradient of φ that moves these towards the states that clients
-trained (``pull_back``).
+The network, a hypernetwork with parameters φ, takes the clients' graphs, their current states and
+descriptors of their data. ``generate`` computes new states. ``pull_back`` computes the gradient of
+φ that moves the generated states towards the states that clients trained.
 
-1. ``graphs``: a node for each operator, a slot (operator, argument, rank) for each tensor, and the
-   order of a traversal, level by level over all graphs at once.
-2. ``encoder``: a code for the current values of each tensor.
-3. ``gnn``: node features, built from the operator and the codes of its tensors, are passed along
-   the edges, forward and then backward.
-4. ``decoders``, one for each slot: turn features into a code, and the code into a tensor of any
-   size.
-5. ``network`` combines these; ``server`` has φ's optimiser, and clients' states on disk.
+1. ``graphs`` converts an architecture to a graph with a node for each operator. Each tensor has a
+   slot: the operator and argument that use it, and its number of dimensions.
+2. ``encoder`` computes a code, a vector that summarises the current values of a tensor.
+3. ``gnn`` passes node features, built from the operator and the codes of its tensors, along the
+   edges, forward and then backward.
+4. ``decoders``, one for each slot, map node features to a tensor of any size.
+5. ``network`` combines these; ``server`` has the optimiser of φ, and clients' states on disk.
 
-- The first operator that uses a tensor owns it. A tensor is generated, or stays on the client by a
-  rule (a buffer, frozen, unused, not real), or is refused.
-- ``pull_back`` never holds all generated weights. It handles a few tensors at a time, whose
-  differences to the trained ones become gradients of codes; one backward pass leads from all codes
-  to φ.
+- A tensor that several operators use belongs to the first of them. Buffers and tensors that are
+  frozen, unused or not real stay on the client. Other tensors without a decoder raise an error.
+- ``pull_back`` handles a few tensors at a time, so that the generated weights are never all in
+  memory. Their differences to the trained tensors become gradients of the decoders' inputs, from
+  which one backward pass leads to φ.
 
 The extra ``hypernet`` installs PyTorch Geometric, which takes seconds to import. Within archgraph,
 only the strategy ``recipfl`` imports this package. Names are imported on first use.

@@ -1,4 +1,4 @@
-"""Decoders, one per slot: from a node's features to tensors of the slot's shapes."""
+"""Decoders of a hypernetwork, which map the features of an operator to its tensors."""
 
 from __future__ import annotations
 
@@ -49,10 +49,13 @@ def crop(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 class Decoder(nn.Module, ABC):
-    """Two layers that map ``[h_v, a_m]`` to a slot's code, and a map from codes to tensors.
+    """Base of decoders: a network with two layers that computes codes, which become tensors.
+
+    A decoder serves one slot, that is, the tensors of one argument of one operator. A code is an
+    array from which a subclass computes a tensor of any size.
 
     Args:
-        features: Size of ``[h_v, a_m]``.
+        features: Size of the input ``[h_v, a_m]``: node features, and the client's descriptor.
         hidden: Size of the hidden layer.
         shape: Shape of a code.
     """
@@ -68,14 +71,14 @@ class Decoder(nn.Module, ABC):
         nn.init.zeros_(self.outer.bias)
 
     def forward(self, features: Tensor, largest: tuple[int, ...]) -> Tensor:
-        """Compute codes from features; only the part of them that the largest tensors need.
+        """Compute codes from features, without the parts that no tensor needs.
 
         Args:
-            features: [rows, features].
+            features: Inputs of shape [rows, features], one per tensor.
             largest: Largest size of each dimension among the tensors of these rows.
 
         Returns:
-            [rows, *part].
+            Codes of shape [rows, *part], where ``part`` is the result of :meth:`part`.
         """
         part, hidden = self.part(largest), self.inner(features).relu()
         weight = crop(self.outer.weight.view(*self.shape, -1), (*part, hidden.shape[1]))
@@ -85,24 +88,24 @@ class Decoder(nn.Module, ABC):
 
     @abstractmethod
     def part(self, largest: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of the part of a code that tensors of at most this size need."""
+        """Return the shape of the part of a code that tensors up to this size need."""
 
     @abstractmethod
     def tensors(self, codes: Tensor, shape: tuple[int, ...], form: Elementwise) -> Tensor:
-        """Decode codes [rows, *part] to tensors [rows, *shape], with the form applied to them."""
+        """Decode codes [rows, *part] to tensors [rows, *shape], and apply ``form`` to them."""
 
 
 class Tiled(Decoder):
-    """A decoder whose code is a tile, at most ``tile`` long per dimension, repeated and cropped.
+    """A decoder whose code is a tile, which is repeated and cropped to the tensor's shape.
 
-    A tile has at most as many values as one of ``tile × tile`` with 3 × 3 kernels, and a vector at
-    most ``tile²``.
+    The sides of a tile are at most ``tile`` long, and the tile has at most ``9 · tile²`` values. A
+    one-dimensional tile has at most ``tile²`` values.
 
     Args:
-        features: Size of ``[h_v, a_m]``.
+        features: Size of the input ``[h_v, a_m]``.
         hidden: Size of the hidden layer.
         largest: Largest size of each dimension among the slot's tensors.
-        tile: Maximum side length.
+        tile: Maximum side length of a tile.
 
     Example:
         >>> Tiled(8, 4, (512, 256, 3, 3), tile=64).shape, Tiled(8, 4, (512,), tile=64).shape
@@ -115,25 +118,29 @@ class Tiled(Decoder):
         super().__init__(features, hidden, _halved(sides, 9 * tile * tile))
 
     def part(self, largest: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the start of the tile: 1 × 1 kernels need a ninth of the part for 3 × 3."""
+        """Return the shape of the start of the tile that tensors up to this size need.
+
+        For example, 1 × 1 kernels need a ninth of the part for 3 × 3 kernels.
+        """
         return tuple(map(min, self.shape, largest))
 
     def tensors(self, codes: Tensor, shape: tuple[int, ...], form: Elementwise) -> Tensor:
-        """Repeat and crop the tiles; the form is applied while they are small."""
+        """Apply ``form`` to the tiles, then repeat and crop them."""
         shape = (len(codes), *shape)
         return stretch(form(crop(codes, shape)), shape)
 
 
 class LowRank(Decoder):
-    """A decoder whose code has ``rank`` vectors for each of two dimensions, and ``rank`` kernels.
+    """A decoder that computes a tensor as a sum of outer products, ``Σ u ⊗ v ⊗ k``.
 
-    The tensor is ``Σ u ⊗ v ⊗ k``. Nothing is repeated as long as no side exceeds ``longest``.
+    The code consists of ``rank`` vectors u, ``rank`` vectors v and ``rank`` kernels k. Vectors are
+    repeated only in tensors with a side that is longer than ``longest``.
 
     Args:
-        features: Size of ``[h_v, a_m]``.
+        features: Size of the input ``[h_v, a_m]``.
         hidden: Size of the hidden layer.
-        largest: Largest size of each of the (two or more) dimensions of the slot's tensors.
-        rank: Number of terms.
+        largest: Largest size of each dimension among the slot's tensors; two or more dimensions.
+        rank: Number of outer products.
         longest: Maximum length of a vector, and maximum size of a kernel.
     """
 
@@ -146,11 +153,11 @@ class LowRank(Decoder):
         self.rank, self.sides, self.kernel = rank, (first, second), kernel
 
     def part(self, largest: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of the full code, which is short."""
+        """Return the shape of the complete code, which is always used."""
         return self.shape
 
     def tensors(self, codes: Tensor, shape: tuple[int, ...], form: Elementwise) -> Tensor:
-        """Return the sums of outer products, with variance 1 if the codes have it."""
+        """Return the sums of outer products; if codes have variance 1, the sums have it, too."""
         rows, rank = len(codes), self.rank
         first, second = self.sides
         parts = codes.split([rank * n for n in (first, second, math.prod(self.kernel))], 1)
@@ -164,7 +171,7 @@ class LowRank(Decoder):
 def decoder(
     kind: DecoderKind, features: int, hidden: int, largest: tuple[int, ...], tile: int, rank: int
 ) -> Decoder:
-    """Create the decoder of a slot; vectors and scalars are always tiled."""
+    """Create the decoder of a slot; for vectors and scalars, always a :class:`Tiled` decoder."""
     if kind == "low_rank" and len(largest) > 1:
         return LowRank(features, hidden, largest, rank, tile * tile)
     return Tiled(features, hidden, largest, tile)

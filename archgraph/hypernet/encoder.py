@@ -1,4 +1,4 @@
-"""Encode a node's current parameters as a vector (RecipFL §3.2: a Transformer over pieces)."""
+"""Encode the current values of a tensor as a vector (RecipFL §3.2: a Transformer over pieces)."""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ from archgraph.states.copies import to_device
 
 
 def bin_means(tensors: Sequence[Tensor], bins: int = 128) -> tuple[Tensor, Tensor]:
-    """Reduce every tensor to at most ``bins`` means over runs of equal length of its values.
+    """Reduce every tensor to at most ``bins`` means, each over equally many consecutive values.
 
     Args:
         tensors: Tensors of any shapes on one device.
-        bins: Maximum number of runs; a tensor with fewer values is not reduced.
+        bins: Maximum number of means per tensor. A tensor with fewer values is not reduced.
 
     Returns:
-        Means [tensors, bins], padded with 0 after a tensor's own runs, and the number of runs
-        [tensors].
+        Means [tensors, bins], padded with 0, and the number of means of each tensor [tensors].
 
     Example:
         >>> means, counts = bin_means([torch.tensor([1.0, 3, 5, 7, 9]), torch.ones(1)], bins=4)
@@ -45,14 +44,17 @@ def bin_means(tensors: Sequence[Tensor], bins: int = 128) -> tuple[Tensor, Tenso
 
 
 class ParameterEncoder(nn.Module):
-    """Transformer over a tensor's :func:`bin_means`, cut into pieces; averages over the pieces.
+    """Transformer that encodes the values of a tensor as a vector.
+
+    The tensor's :func:`bin_means` are cut into pieces, which are the tokens of the Transformer. Its
+    outputs are averaged.
 
     Args:
-        slots: Number of slots. Each has its own vector, which distinguishes a weight from a bias
-            with equal values.
-        width: Size of the result.
-        bins: Number of values that summarise a tensor.
-        piece: Number of values in a piece. 8 is 14 times cheaper than 1.
+        slots: Number of slots (roles of tensors). Each has a learned vector, which distinguishes a
+            weight from a bias with equal values.
+        width: Size of the resulting vector.
+        bins: Maximum number of means that summarise a tensor.
+        piece: Number of means in a piece. 8 is 14 times faster than 1.
         heads: Number of attention heads.
         hidden: Size of the Transformer's hidden layer.
 

@@ -13,14 +13,15 @@ from archgraph.hypernet.graphs import Messages, Sweep
 class GatedGNN(nn.Module):
     """``h_v ← GRU(h_v, Σ MLP(h_u))`` over the nodes u before v, forward and then backward.
 
-    Within a traversal, a node receives its neighbours' features as already updated by this
-    traversal. Nodes of one level do not see each other, so a level of all graphs is one step.
+    A traversal visits the nodes level by level, all graphs at once. A node receives the features of
+    nodes that the same traversal has already updated. Nodes of the same level have no edges between
+    them.
 
     Args:
         width: Size of a node's features.
         steps: Number of times that both traversals are run (τ).
-        virtual: Whether nodes also receive messages over virtual edges, from a separate MLP,
-            divided by the distance s.
+        virtual: If True, nodes also receive messages over virtual edges, from a separate MLP. Each
+            such message is divided by the length s of the path that the edge stands for.
 
     Source:
         RecipFL, Eqs. 6–7: one MLP and one GRU cell for all nodes and both directions. Virtual
@@ -39,12 +40,12 @@ class GatedGNN(nn.Module):
         """Return the features after all traversals.
 
         Args:
-            features: [nodes, width].
+            features: Node features [nodes, width].
             there: Plan of the forward traversal.
             back: Plan of the backward traversal.
 
         Returns:
-            [nodes, width], in the order of the features.
+            Features [nodes, width] after all traversals, in the same order.
         """
         for _ in range(self.steps):
             features = self._traverse(self._traverse(features, there), back)

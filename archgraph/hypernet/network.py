@@ -41,32 +41,34 @@ AT_ONCE = 2**21  # maximum number of values that `pull_back` generates at a time
 
 
 class GraphHypernetwork(nn.Module):
-    """GHN(G, a; φ): one network on the server that generates weights for any client architecture.
+    """GHN(G, a; φ): a network on the server that generates weights for many architectures.
 
-    Create it with :meth:`for_graphs`, which chooses its sizes. Afterwards it accepts any graph
-    whose tensors belong to known slots, of any size.
+    Create it with :meth:`for_graphs`, which chooses its sizes. The network then accepts all graphs
+    whose tensors have known slots, whatever their sizes. A slot is a role of tensors: the argument
+    of an operator, and a number of dimensions.
 
     Args:
         vocabulary: The operators that the network distinguishes.
-        largest: For each slot, the largest size of each dimension.
+        largest: Dict from slot to the largest size of each dimension.
         width: Size of a node's features.
         hidden: Size of the decoders' hidden layers.
         steps: Number of traversals in both directions (τ).
-        reach: Maximum length of a shortest path over which a node receives messages directly, by a
-            virtual edge. 1 uses only the graph's edges.
-        bins: Number of values that summarise a tensor for the encoder.
-        piece: Number of bins in a piece; the encoder attends to all pieces.
+        reach: Maximum length of a shortest path that becomes a virtual edge. With 1, the network
+            uses only the graph's edges.
+        bins: Maximum number of means that summarise a tensor for the encoder.
+        piece: Number of means in a piece; the encoder attends to all pieces.
         decoders: ``tiled`` repeats a tile; ``low_rank`` sums outer products.
         tile: Maximum side length of a tile.
         rank: Number of terms in a sum of outer products.
         descriptor: Size of a client's descriptor (a_m). 0 if clients are not described.
-        clients: Number of clients with a learned embedding of their id as descriptor. 0 if
+        clients: Number of clients if their descriptors are learned embeddings of their ids. 0 if
             descriptors are passed.
-        mixing: How a node's word and the code of its tensors become its features: ``concat``, then
-            a linear layer; or ``sum``, with an embedding of its largest tensor's shape.
-        described: The tensors that the descriptor affects: ``all``, or those of the ``head``, the
-            last operator that multiplies by a weight.
-        shifts: Whether biases of norms are ``generated`` or stay ``local``.
+        mixing: How the features of a node are computed from the embedding of the operator and the
+            code of its tensors. ``concat``: by a linear layer of both. ``sum``: as the sum of both
+            and an embedding of the shape of the node's largest tensor.
+        described: The tensors that the descriptor affects. ``all``: all tensors. ``head``: those of
+            the last operator that multiplies by a weight.
+        shifts: Whether biases of norm layers are ``generated``, or stay on the client (``local``).
 
     Raises:
         GraphError: If ``bins`` is not a positive multiple of ``piece``.
@@ -116,12 +118,12 @@ class GraphHypernetwork(nn.Module):
     def for_graphs(
         cls, graphs: Sequence[ArchGraph], *, seed: int = 0, **options: Any
     ) -> GraphHypernetwork:
-        """Create a hypernetwork with a word per operator and a decoder per slot of these graphs.
+        """Create a hypernetwork for these graphs, with an embedding per operator and all decoders.
 
         Args:
             graphs: Architectures to generate weights for.
-            seed: Seed of the initial weights φ.
-            options: Options of the class.
+            seed: Seed of the initial parameters φ.
+            options: Further arguments of the class.
 
         Example:
             >>> from archgraph.capture.trace import trace
@@ -142,10 +144,10 @@ class GraphHypernetwork(nn.Module):
             return cls(Vocabulary.of(graphs), largest, **options)
 
     def unset(self, graph: ArchGraph) -> Mapping[str, LocalRule | Literal["shift"]]:
-        """Return the state entries that stay on the client, each with its rule.
+        """Return a dict from each tensor that is not generated to the reason.
 
         Raises:
-            GraphError: If a tensor is neither generated nor local by a rule.
+            GraphError: If another tensor has no decoder.
         """
         generated = self.entries(graph)
         for entry in generated:
@@ -154,7 +156,7 @@ class GraphHypernetwork(nn.Module):
         return rules | {e.name: "shift" for e in entries(graph) if e not in generated}
 
     def entries(self, graph: ArchGraph) -> tuple[GeneratedTensor, ...]:
-        """Return the generated tensors of a graph, in state order."""
+        """Return the generated tensors of a graph, in the order of the state."""
         return _generated(graph, self.shifts)
 
     def generate(
@@ -168,14 +170,15 @@ class GraphHypernetwork(nn.Module):
         Args:
             graphs: Each client's architecture.
             states: Each client's current weights (q_v), used without gradients.
-            descriptor: Descriptors of each client's data, [clients, descriptor]; or, if clients are
-                embedded, their ids as int64 [clients].
+            descriptor: Descriptors of each client's data, [clients, descriptor]. If the network
+                embeds clients' ids, their ids as int64 [clients] instead.
 
         Returns:
-            For each client, the generated part of its state; :meth:`unset` lists the rest.
+            For each client, a dict from name to generated tensor. :meth:`unset` returns the names
+            of all other tensors.
 
         Raises:
-            GraphError: If a tensor has no decoder, or a state or descriptor does not fit.
+            GraphError: If a tensor has no decoder, or a state or descriptor has the wrong shape.
         """
         codes = self._codes(graphs, states, descriptor)
         # The codes of a key are in the order of clients and entries: take them one by one.
@@ -196,9 +199,10 @@ class GraphHypernetwork(nn.Module):
         descriptor: Tensor | None = None,
         weights: Sequence[float] | None = None,
     ) -> float:
-        """Add Σ_m w_m Jᵀ(θ̃_m − θ_m) to φ's gradients: descent moves θ̃ towards the trained weights.
+        """Add to φ's gradients those of the loss Σ_m w_m ½‖θ̃_m − θ_m‖².
 
-        Only a few tensors, all of one size, exist at a time.
+        Gradient descent then moves the generated weights θ̃_m towards the trained weights θ_m. Only
+        a few generated tensors are in memory at a time.
 
         Args:
             graphs: As in :meth:`generate`.
@@ -208,14 +212,14 @@ class GraphHypernetwork(nn.Module):
             weights: Weight of each client. Default: 1.
 
         Returns:
-            The loss whose gradient this is, Σ_m w_m ½‖θ̃_m − θ_m‖².
+            The loss.
 
         Raises:
             GraphError: As in :meth:`generate`, or if a trained tensor is missing or has another
                 shape.
 
         Source:
-            RecipFL, Eq. 4, which is printed with the sign of ascent.
+            RecipFL, Eq. 4, which is printed with the opposite sign.
         """
         self.check(graphs, trained)
         codes = self._codes(graphs, states, descriptor)
@@ -328,11 +332,11 @@ class GraphHypernetwork(nn.Module):
         return number
 
     def check(self, graphs: Sequence[ArchGraph], states: Sequence[State]) -> None:
-        """Check that every tensor of some graphs has a decoder, and that states fit the graphs.
+        """Check that every tensor of some graphs has a decoder, and that states match the graphs.
 
         Raises:
-            GraphError: If there is not one state for each graph, or a tensor does not fit. The
-                message names the tensor.
+            GraphError: If the numbers of graphs and states differ, a tensor has no decoder, or a
+                state does not match its graph. The message names the tensor.
         """
         if not isinstance(graphs, Sequence) or len(graphs) != len(states):
             raise GraphError(
@@ -410,8 +414,8 @@ class ShapeEncoder(nn.Module):
         width: Size of the vector.
 
     Source:
-        The authors' code embeds the sizes that occur. This class embeds their logarithms in steps
-        of a quarter instead, so that any size has an entry.
+        The authors' code has an embedding for each size that occurs. This class embeds the base-2
+        logarithm, rounded to quarters, so that every size has an embedding.
     """
 
     def __init__(self, width: int) -> None:
@@ -426,11 +430,11 @@ class ShapeEncoder(nn.Module):
 
         Args:
             tensors: Tensors of any shapes.
-            node: Index of each tensor's node.
+            node: Index of the node to which each tensor belongs.
             nodes: Number of nodes.
 
         Returns:
-            [nodes, width].
+            Vectors [nodes, width].
         """
         largest: dict[int, Tensor] = {}
         for position, tensor in zip(node, tensors, strict=True):

@@ -1,4 +1,4 @@
-"""The server's side: the optimiser of φ, and the stored states of clients."""
+"""Functions for the server: the optimiser of φ, and clients' states on disk."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ def follow_gradients(
 ) -> float:
     """Take an optimiser step along the gradients that calls of ``pull_back`` accumulated.
 
-    Source: RecipFL, Eq. 4 with the sign of descent; Adam and the bound are from the authors' code.
+    Source: RecipFL, Eq. 4, with the opposite sign; Adam and clipping are from the authors' code.
 
     Args:
         network: The hypernetwork; changed in place.
         optimiser: Optimiser of the hypernetwork's parameters.
-        clip: Maximum norm of the gradient.
+        clip: Maximum norm of the gradient. A larger gradient is scaled down.
 
     Returns:
         The norm before clipping.
 
     Raises:
-        RunError: If the norm is not finite; φ is then unchanged.
+        RunError: If the norm is not finite. The parameters φ are then unchanged.
     """
     gradients = [p.grad for p in network.parameters() if p.grad is not None]
     # In double precision, since squares of large gradients overflow float32.
     norm = float(sum(g.double().square().sum() for g in gradients)) ** 0.5
     if not math.isfinite(norm):
-        hint = "lower the clients' learning rate, or bound what they may return"
+        hint = "lower the clients' learning rate, or limit the size of their updates"
         raise RunError("the hypernetwork's gradient is not finite", found=norm, hint=hint)
     if norm > clip:
         for gradient in gradients:
@@ -52,9 +52,9 @@ def follow_gradients(
 
 
 def optimiser_state(network: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Return an optimiser's state of each parameter, as tensors named ``key/parameter``.
+    """Return an optimiser's state as a dict of tensors with names ``key/parameter``.
 
-    A parameter that never had a gradient has no entries.
+    Parameters that never had a gradient are omitted.
 
     Example:
         >>> net = nn.Linear(1, 1, bias=False)
@@ -72,7 +72,7 @@ def optimiser_state(network: nn.Module, optimiser: torch.optim.Optimizer) -> dic
 
 
 def with_state(network: nn.Module, optimiser: torch.optim.Optimizer, state: State) -> None:
-    """Set an optimiser's state from the result of :func:`optimiser_state`; tensors are copied."""
+    """Set an optimiser's state to a copy of the result of :func:`optimiser_state`."""
     parameters = dict(network.named_parameters())
     for path, value in state.items():
         key, _, name = path.partition("/")
@@ -85,8 +85,8 @@ def with_state(network: nn.Module, optimiser: torch.optim.Optimizer, state: Stat
 def on_disk(state: State) -> dict[str, Tensor]:
     """Memory-map the tensors from a temporary file that is deleted with the last reference.
 
-    The operating system reads pages on use and drops them when memory is short. The file is
-    unlinked before this function returns, so nothing remains however the process ends.
+    The operating system reads data when they are used, and drops them from memory when memory is
+    short. The file has no name, so it is deleted however the process ends.
 
     Args:
         state: Tensors on any devices.

@@ -1,8 +1,8 @@
 """Align two independently written graphs: their sections, blocks, operators and leaves.
 
-Sections are aligned in order, blocks within sections, operators and leaves within blocks. Two
-blocks match if they have the same form (:mod:`archgraph.analysis.forms`), whatever their names and
-widths.
+Sections are aligned in order, then blocks within sections, then operators and leaves (parameters,
+buffers and constants) within blocks. Two blocks match if they have the same form
+(:mod:`archgraph.analysis.forms`), whatever their names and widths.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from archgraph.relate.counterparts import Counterparts
 from archgraph.relate.likeness import Likeness
 from archgraph.relate.sides import Match, Sides, side_by_side
 
-# Why blocks of one form were not matched, by their indices in the client and in the whole.
+# Dict from indices of blocks of both graphs to the reason why they were not matched.
 Refused = Mapping[tuple[int, int], str]
 
 
@@ -26,23 +26,23 @@ def align(client: GraphLike, whole: GraphLike) -> Alignment:
     """Find the corresponding parts of two graphs, even if they were written independently.
 
     Sections are aligned in order, then blocks in order within them. Two blocks match if they have
-    the same form: the same operators, connected in the same way, with the same arguments, constants
-    and kernels. Differences in widths of free axes, in factors that are roots of widths, in rates
-    and in training behaviour are ignored. Operands with the same form are distinguished by name, or
+    the same operators, connected in the same way, with the same arguments, constants and kernel
+    sizes. Differences in widths (including attention's 1/√width), in dropout rates and in training
+    behaviour are ignored. Operands that are computed in the same way are distinguished by name, or
     by width if the graphs have no common names.
 
-    The alignment matches as much as possible, with priority for parts of equal resolution. Ties are
-    decided by equal names (in sections with the same name), then by equal shapes, then by order.
-    Sections are ignored if this matches more and leaves fewer blocks unmatched, counting those of
-    the client or those that are not removable.
+    The alignment matches as many operators as possible, preferably those with the same resolution.
+    If several alignments match equally many, equal names decide, then equal shapes, then the order.
+    Blocks may match across different sections if more operators match in this way, and fewer blocks
+    of the client, or fewer blocks that cannot be removed, remain unmatched.
 
     Args:
         client: A graph, usually the smaller one.
         whole: Another graph, usually the global model's.
 
     Returns:
-        The alignment. Its ``transfer`` maps states of ``whole`` to states of ``client``, if
-        ``whole`` contains ``client``.
+        The alignment. If ``whole`` contains ``client``, its ``transfer`` maps states of ``whole``
+        to states of ``client``.
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""The corresponding parts of two graphs, and the widths, transfer and tables that follow."""
+"""The result of an alignment: the corresponding parts of two graphs."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Unmatched:
     """A part of one graph without a counterpart in the other.
 
     Attributes:
-        part: Name of a section, block or leaf.
-        side: The graph that contains it.
-        reason: Why it has no counterpart.
+        part: Name of a section, block, parameter, buffer or constant.
+        side: The graph that contains the part.
+        reason: Reason why the part has no counterpart.
     """
 
     part: str
@@ -47,11 +47,11 @@ class Alignment:
         client: The first graph.
         whole: The second graph.
         sections: Pairs of section names (client's, then the other graph's), in order. A section of
-            one graph may correspond to parts of several sections of the other.
+            one graph may correspond to parts of several sections of the other graph.
         blocks: Pairs of block names, in order.
-        nodes: Pairs of operators; operators that act only in training are not compared.
-        leaves: Pairs of leaves, including constants.
-        unmatched: Parts without a counterpart: those of the client, then those of the other graph.
+        nodes: Pairs of operators. Operators that act only in training are not compared.
+        leaves: Pairs of parameters, buffers and constants.
+        unmatched: Parts without a counterpart, first the client's, then those of the other graph.
     """
 
     client: ArchGraph
@@ -64,11 +64,11 @@ class Alignment:
 
     @property
     def score(self) -> float:
-        """Share of matched entries, from 0 to 1: 2·m / (a + b).
+        """Fraction of parameters and buffers that are matched, from 0 to 1: 2·m / (a + b).
 
-        ``a`` and ``b`` are the numbers of parameters and buffers that evaluation reads, and ``m``
-        is the number of matched pairs. If neither graph has any, operators are counted instead.
-        Widths are ignored, so a model and its narrow version have score 1.
+        ``a`` and ``b`` are the numbers of parameters and buffers that each graph uses in
+        evaluation, and ``m`` is the number of matched pairs. If there are none, operators are
+        counted instead. Widths are ignored, so a model and its narrow version have score 1.
         """
         mine, theirs = _read(self.client), _read(self.whole)
         if not mine and not theirs:
@@ -79,16 +79,17 @@ class Alignment:
 
     @functools.cached_property
     def widths(self) -> Widths:
-        """Sizes of the larger graph's axes, derived from the client's leaves."""
+        """Sizes that the larger graph's axes have in the client, from the shapes of its leaves."""
         return Widths(self.client, self.whole, self.leaves, self.blocks, self.nodes)
 
     @functools.cached_property
     def transfer(self) -> Transfer:
-        """Transfer from the larger graph's states to the client's: drops blocks, cuts axes.
+        """Transfer from the larger graph's states to the client's, without blocks and channels.
 
         Raises:
             RewriteError: If the larger graph does not contain the client. The message names the
-                first unmatched part of the client, or the first leaf whose shape is not a cut.
+                first unmatched part of the client, or the first tensor that is not a part of its
+                counterpart.
         """
         where = self.client.name or "client graph"
         for item in self.unmatched:

@@ -9,15 +9,15 @@ from typing import NamedTuple
 from archgraph.relate.likeness import OPERATOR, Likeness
 from archgraph.relate.sides import Match, SideGraph, Sides, level
 
-# Values of a pair of blocks, most important first: operators at equal resolution (PLACE), operators
-# (OPERATOR), the name (NAME), and shapes of leaves (1 each).
+# Scores of a pair of blocks, largest first: per operator at equal resolution (PLACE), per operator
+# (OPERATOR), for an equal name (NAME), and 1 per leaf of equal shape.
 PLACE, NAME = 10**14, 10**4
 # Maximum number of blocks of one graph that may be one block of the other.
 MERGED = 8
 
 
 class MatchedPair(NamedTuple):
-    """Items of two sequences that match: ``m`` from index ``i``, and ``n`` from index ``j``."""
+    """A match of ``m`` items from index ``i`` of one sequence and ``n`` from ``j`` of another."""
 
     i: int
     j: int
@@ -28,17 +28,20 @@ class MatchedPair(NamedTuple):
 def best_matches(
     m: int, n: int, options: Callable[[int, int], Iterable[tuple[int, int, int]]]
 ) -> tuple[int, list[MatchedPair]]:
-    """Align two sequences; return the largest total value, and the first matches that attain it.
+    """Align two sequences in order, with the largest total score of the matches.
 
-    ``best[i][j]`` is the largest value for the items from indices i and j on. It is the best of
-    skipping an item of one sequence, and of matching some items of both and continuing after them.
-    Reading forwards from (0, 0) gives the matches.
+    ``best[i][j]`` is the largest score for the items from index i of the first and from index j of
+    the second sequence on. At each step, either an item of one sequence is skipped, or some items
+    of both are matched. The matches are then read from (0, 0) on.
 
     Args:
         m: Length of the first sequence.
         n: Length of the second sequence.
-        options: Maps indices i and j to the possible matches there: the value, and the number of
-            items of each sequence.
+        options: Function from indices i and j to the matches that are possible there. Each has a
+            score, a number of items from i on, and a number of items from j on.
+
+    Returns:
+        The total score, and the matches in order. If several alignments are best, the first one.
 
     >>> same = lambda i, j: [(1, 1, 1)] if "abcd"[i] == "xbd"[j] else []
     >>> [(piece.i, piece.j) for piece in best_matches(4, 3, same)[1]]
@@ -76,9 +79,9 @@ def best_matches(
 def matching_blocks(sides: Sides, likeness: Likeness) -> list[Match]:
     """Match the blocks of two graphs, by sections or, if that matches more, ignoring sections.
 
-    The value of a pair of sections is the value of the best matches of their blocks. Sections are
-    ignored if this has a larger value and leaves fewer blocks unmatched, counting those of the
-    client or those that are not removable.
+    The score of a pair of sections is the score of the best matches of their blocks. Sections are
+    ignored if this increases the total score and leaves fewer blocks unmatched: fewer of the
+    client, or fewer that cannot be removed.
     """
     mine, theirs = sides
     inner = [
@@ -100,7 +103,7 @@ def matching_blocks(sides: Sides, likeness: Likeness) -> list[Match]:
 
 
 def same_operators(sides: Sides, nodes: Mapping[str, str]) -> list[Match]:
-    """Match the blocks of two graphs of one form by their common operators."""
+    """Match the blocks of two graphs that differ only in names and widths, by their operators."""
     at = {n: j for j, b in enumerate(sides[1].blocks) for n in b.nodes}
     matches = []
     for i, block in enumerate(sides[0].blocks):
@@ -136,7 +139,7 @@ def _run(
         if value:
             ends = mine.blocks[left[-1]].exit, theirs.blocks[right[-1]].exit
             if kinds[0] == kinds[1] and level(sides, ends):
-                # Per operator, and larger than any sum of the rest: resolution decides first.
+                # Larger than any sum of the other scores, so that resolution decides first.
                 value += value // OPERATOR * PLACE
             if by_name and mine.blocks[a[i]].name == theirs.blocks[b[j]].name:
                 value += NAME

@@ -23,16 +23,22 @@ from archgraph.rewrites.splice import Renaming, behind, names_in_use
 
 
 def with_copy(host: ArchGraph, graph: ArchGraph, alignment: Alignment, block: Block) -> ArchGraph:
-    """Insert a block of another graph, and return the new graph.
+    """Insert a block of another graph into ``host``, and return the new graph.
 
-    Find the result after which to insert the block, and cut or widen the block's graph so that it
-    fits there. Then insert its operators and leaves, under free names, between that result and
-    everything that used it.
+    The block is inserted after the counterpart of the block before it. Its channels are cut or
+    repeated so that it fits there, and its operators, parameters and buffers get unused names. The
+    operators that used the result before the new block now use the result of the new block.
+
+    Args:
+        host: The graph in which to insert the block.
+        graph: The graph of the block.
+        alignment: Alignment of both graphs.
+        block: The block.
 
     Raises:
-        RewriteError: If the block has no position in the host, does not fit, or is not
-            self-contained.
-        GraphError: If the operators that follow cannot take its result.
+        RewriteError: If the block before it has no counterpart, or the block does not fit or uses
+            results or parameters of other blocks.
+        GraphError: If the operators that follow cannot use the block's result.
     """
     spot, after = _spot(host, graph, alignment, block)
     source = _fitted(host, graph, block, spot)
@@ -175,7 +181,7 @@ def _numbered(block: str, count: int) -> Callable[[str], str]:
 
 
 def resized(graph: ArchGraph, sizes: Mapping[str, int]) -> ArchGraph:
-    """Resize axes of a graph to smaller or larger sizes.
+    """Return the graph with other sizes of some axes, smaller or larger ones.
 
     Raises:
         RewriteError: If an axis cannot be resized.

@@ -1,12 +1,13 @@
 """The correspondence of two graphs, derived from the transfer between them.
 
-1. Leaves: an entry of B corresponds to the entry of A that is the source of its values. If several
-   entries of B have the same source, all but the first are copies. Without a transfer,
-   :func:`archgraph.align` pairs the entries.
-2. Blocks correspond if their leaves do; blocks without leaves are paired in order in between.
-3. Operators correspond if they use corresponding leaves; the other operators of corresponding
-   blocks are paired in order in between.
-4. All other parts are missing or new; axes and arguments of corresponding parts are compared.
+1. A parameter or buffer of B corresponds to the one of A from which its values come. If several
+   tensors of B come from the same one, all but the first are copies. Without a transfer,
+   :func:`archgraph.align` pairs the tensors.
+2. Blocks correspond if their parameters and buffers do. Blocks without any are paired in order,
+   between the blocks that correspond.
+3. Operators correspond if they use corresponding parameters or buffers. The other operators of
+   corresponding blocks are paired in order, between those that correspond.
+4. All other parts are missing or new. Axes and arguments of corresponding parts are compared.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ def correspond(a: GraphLike, b: GraphLike, way: Way | None = None) -> Correspond
     Args:
         a: A graph, usually the larger one or the one before a rewrite.
         b: Another graph.
-        way: The transfer from A's states to B's, or a pair of transfers from another graph's states
-            to A's and to B's (two clients of a family). Default: the graphs are aligned by
+        way: The transfer from A's states to B's. Or, for two clients of a family, a pair of
+            transfers from the global model's states to A's and to B's. Default: align the graphs by
             structure.
 
     Raises:

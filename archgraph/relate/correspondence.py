@@ -18,14 +18,14 @@ class PartDifference:
     """One difference of a graph B from a graph A.
 
     Attributes:
-        kind: ``missing``: only A has the part; ``new``: only B has it; ``copied``: B has it, with
-            the values of a part of A that has another counterpart; ``narrower`` and ``wider``: B
-            has fewer or more positions on an axis; ``changed``: an operator has other arguments.
-        level: Kind of part: block, operator, leaf or axis.
-        a: Name of the part in A; empty if A lacks it.
-        b: Name of the part in B; empty if B lacks it.
-        before: Positions of an axis or arguments of an operator in A.
-        after: Positions of an axis or arguments of an operator in B.
+        kind: Kind of difference. ``missing``: only A has the part. ``new``: only B has the part.
+            ``copied``: B has a further copy of a part of A. ``narrower`` and ``wider``: an axis is
+            smaller or larger in B. ``changed``: an operator has other arguments.
+        level: Kind of part: block, operator, leaf (parameter or buffer) or axis.
+        a: Name of the part in A; empty if A lacks the part.
+        b: Name of the part in B; empty if B lacks the part.
+        before: Size of the axis or arguments of the operator in A.
+        after: Size of the axis or arguments of the operator in B.
         nodes_a: Names of the affected operators of A.
         nodes_b: Names of the affected operators of B.
     """
@@ -47,12 +47,12 @@ class Correspondence:
     Attributes:
         a: The first graph.
         b: The second graph.
-        exact: Whether it was derived from a transfer; otherwise the graphs were aligned by
-            structure.
+        exact: True if the correspondence was derived from a transfer, False if the graphs were
+            aligned by structure.
         blocks: Pairs of block names (A's, B's) in the order of B.
         nodes: Pairs of operator names (A's, B's).
         leaves: Pairs of parameters or buffers (A's, B's), without copies.
-        differences: Blocks first, then operators, leaves and axes.
+        differences: All differences: of blocks, then of operators, leaves and axes.
     """
 
     a: ArchGraph

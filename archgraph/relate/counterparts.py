@@ -1,6 +1,6 @@
 """Corresponding operators and leaves of two graphs, collected pair by pair.
 
-A leaf is a parameter, buffer or constant. No pair contradicts another.
+A leaf is a parameter, buffer or constant. It has at most one counterpart.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ class Counterparts:
             self.leaves[a], self.back[b] = b, a
 
     def accept(self, match: Match) -> str:
-        """Pair the operators and leaves of a match; return the reason if earlier pairs conflict."""
+        """Pair the operators and leaves of a match, or return why earlier pairs conflict with it.
+
+        The result is empty if there is no conflict.
+        """
         mine, theirs = (side.form(run) for side, run in zip(self.sides, match, strict=True))
         reason = self._contradiction(mine, theirs) or self._other_inputs(match, mine, theirs)
         if not reason:
@@ -74,7 +77,7 @@ class Counterparts:
     def pair_unused(self) -> None:
         """Pair leaves that evaluation does not use (counters) by their modules.
 
-        Names decide only if evaluation uses no leaf of the module.
+        If evaluation uses no leaf of a module at all, modules with equal names are paired.
         """
         client, other_graph = (side.graph for side in self.sides)
         modules = {

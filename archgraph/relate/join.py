@@ -30,11 +30,11 @@ Attempt: TypeAlias = "tuple[ArchGraph, Mapping[ArchGraph, Transfer]]"
 
 @dataclass(frozen=True)
 class Related:
-    """An architecture with a transfer to or from each of several others.
+    """An architecture with a transfer to or from each of several other architectures.
 
     Attributes:
         graph: The architecture.
-        transfers: One transfer for each other architecture, in the order of the arguments.
+        transfers: Transfers for the other architectures, in the order of the arguments.
     """
 
     graph: ArchGraph
@@ -51,17 +51,17 @@ class Related:
 
 
 class Joined(Related):
-    """The smallest architecture that contains several others: the result of :func:`join`.
+    """The result of :func:`join`: the smallest architecture that contains several others.
 
-    Its transfers map its states to those of each other architecture. They drop blocks, and take the
-    first positions of each axis.
+    Each transfer maps a state of this architecture to a state of one of the others. It drops
+    blocks, and takes the first channels of each axis.
     """
 
 
 class Met(Related):
-    """The largest architecture that several others contain: the result of :func:`meet`.
+    """The result of :func:`meet`: the largest architecture that several others contain.
 
-    Its transfers map the states of each other architecture to its own.
+    Each transfer maps a state of one of the others to a state of this architecture.
     """
 
 
@@ -69,16 +69,17 @@ def join(graphs: Iterable[GraphLike]) -> Joined:
     """Return the smallest architecture that contains all graphs, even if written independently.
 
     Every section has as many blocks as in the deepest of the graphs, and every axis has the largest
-    width. A block is removable if it is removable in all graphs that have it. The result starts as
-    the graph with most blocks, whose names it keeps. Each missing block is added by repeating the
-    last block of a section, or by copying it to after the counterpart of its predecessor.
+    width. The result has the names of the graph with most blocks, to which the missing blocks are
+    added. A missing block is added by repeating the last block of its section, or copied from
+    another graph. A block of the result can be removed if it can be removed in all graphs that have
+    it.
 
     Args:
         graphs: At least one graph.
 
     Raises:
         RewriteError: If two of the graphs cannot be joined. The message names the first part that
-            prevents it, and the reason.
+            cannot be added, and the reason.
 
     Example:
         >>> import torch
@@ -96,14 +97,14 @@ def join(graphs: Iterable[GraphLike]) -> Joined:
 def meet(graphs: Iterable[GraphLike]) -> Met:
     """Return the largest architecture that all graphs contain, even if written independently.
 
-    Every section has the blocks that all graphs have, and every axis has the smallest width. Names
-    are those of the graph with fewest blocks.
+    Every section has the blocks that all graphs have, and every axis has the smallest width. The
+    result has the names of the graph with fewest blocks.
 
     Args:
         graphs: At least one graph.
 
     Raises:
-        RewriteError: If a block that one of the graphs lacks is not removable in another. The
+        RewriteError: If one of the graphs lacks a block that cannot be removed from another. The
             message names the block and the reason.
 
     Example:

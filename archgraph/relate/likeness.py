@@ -1,4 +1,4 @@
-"""Similarity of blocks of two graphs, and the reasons why one is not a cut of the other."""
+"""Similarity of blocks of two graphs, and the reasons why one cannot be a part of the other."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from archgraph.analysis.widths import flat, matching_parts, stated
 from archgraph.layout.layouts import AxisRef, Layout, Prod, Sum
 from archgraph.relate.sides import SideGraph, Sides, level
 
-# Value of an operator that two runs of blocks share.
+# Score per common operator of two runs of blocks.
 OPERATOR = 10**8
 
 
 class Likeness:
     """Scores the similarity of consecutive blocks of two graphs.
 
-    Verdicts are computed once per pair of fingerprints, because models repeat their blocks.
+    Results are cached, because models repeat their blocks.
 
     Attributes:
-        refused: Dict from each pair of blocks with the same form that cannot be matched to the
-            reason.
+        refused: Dict from pair of blocks to the reason why they cannot be matched, although they
+            have the same form.
     """
 
     def __init__(self, sides: Sides) -> None:
@@ -34,7 +34,7 @@ class Likeness:
         self._verdicts: dict[tuple[int, int], tuple[int, str]] = {}
 
     def value(self, a: range, b: range) -> int:
-        """Return a score for the common parts of two runs of blocks; 0 if they do not match."""
+        """Return a score for two runs of consecutive blocks; 0 if they do not match."""
         mine, theirs = self.sides
         x, y = mine.form(a), theirs.form(b)
         key = self._look(mine, x), self._look(theirs, y)
@@ -47,13 +47,13 @@ class Likeness:
             self._verdicts[key] = value, reason
         value, reason = self._verdicts[key]
         if reason:
-            # Equal fingerprints share a verdict, but the reason names parts: state it for these.
+            # The cached reason may name parts of other blocks: find the reason for these.
             self.refused.setdefault((a[0], b[0]), self.obstacle(x, y))
             return 0
         return value
 
     def obstacle(self, mine: Form, theirs: Form) -> str:
-        """Return why two parts of the same form cannot be cuts of each other; empty if they can."""
+        """Return why neither of two blocks can be a part of the other; empty if one can."""
         leaves_ = zip(mine.leaves, theirs.leaves, strict=True)
         nodes = zip(mine.nodes, theirs.nodes, strict=True)
         reasons = itertools.chain(

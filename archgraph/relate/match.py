@@ -34,17 +34,19 @@ class PositionMatch:
     """Correspondence between the positions of two networks.
 
     Attributes:
-        positions: Dict from axis to an index array: for each position of the second network, the
-            matching position of the first.
-        transfer: Transfer from states of the first network to states of the second. A
-            :class:`Merger` of the first network needs it to add the second.
-        order: Permutes the second network into the order of the first: ``order.pull(b)`` computes
-            the same as ``b``.
+        positions: Dict from axis to an index array, which has for each position of the second
+            network the matching position of the first. A position is an index along an axis, such
+            as a channel.
+        transfer: Transfer from states of the first network to states of the second. Pass it to
+            ``Merger.add`` to average the second network with the first.
+        order: Transfer that reorders the second network like the first. The network with the state
+            ``order.pull(b)`` computes the same function as that with ``b``.
         before: Cosine similarity of the weights before matching.
         after: Cosine similarity of the weights after matching.
         by_axis: Dict from axis to the similarities before and after, for the weights with this
             axis.
-        equal: Whether the second network is exactly the first, or a part of it, in another order.
+        equal: Whether the second network has exactly the weights of the first, or of a part of the
+            first, in another order.
     """
 
     positions: Mapping[str, Order]
@@ -69,7 +71,7 @@ class PositionMatch:
         return f"<Match: {moved} move; similarity {self.before:.3f} → {self.after:.3f}>"
 
     def table(self) -> Table:
-        """Tabulate, for each axis, how many positions move, and the similarity of the weights."""
+        """Return a table with the moved positions and the similarity of weights for each axis."""
         rows = tuple(
             (
                 name,
@@ -97,20 +99,20 @@ def match(
     other: GraphLike | None = None,
     seed: int = 0,
 ) -> PositionMatch:
-    """Find the order of a network's positions in which it is most similar to another network.
+    """Find the order of a network's channels in which it is most similar to another network.
 
-    The free axes are the symmetries of an architecture: permuting their positions changes no
-    result. The algorithm is that of Ainsworth et al., *Git Re-Basin*, ICLR 2023, Algorithm 1, on
-    axes instead of layers. Heads, groups, gates of recurrent layers and concatenations therefore
-    need no special treatment.
+    An axis is free if permuting its positions (such as channels) does not change what the network
+    computes. The algorithm is that of Ainsworth et al., *Git Re-Basin*, ICLR 2023, Algorithm 1,
+    applied to free axes instead of layers. It therefore also works for heads, groups, gates of
+    recurrent layers and concatenations.
 
-    1. Split weights into pieces in which each dimension is one axis or none.
-    2. Start from the present order, and from a guess: positions are similar if their moments over
-       all other axes, which no permutation changes, are similar.
+    1. Split weights into pieces in which each dimension belongs to one axis or none.
+    2. Start from the present order, and from a guess. The guess matches positions with similar
+       moments of the weights, since moments do not depend on the order of other axes.
     3. For one axis after the other, in random order, compute the inner products of all pairs of
        positions, given the present matches of the other axes. Match the axis by the linear
-       assignment that maximises their sum.
-    4. Stop when no axis changes. Return the most similar result of both starts.
+       assignment that maximises the sum of inner products.
+    4. Stop when no axis changes. Return the more similar result of the two starts.
 
     Args:
         graph: Architecture of the first network.
@@ -121,8 +123,9 @@ def match(
         seed: Seed of the order in which axes are visited.
 
     Raises:
-        RewriteError: If the second architecture has another form, or is wider.
-        RejectedUpdate: If a state does not match its architecture, or is not finite.
+        RewriteError: If the second architecture differs in more than its widths, or is wider.
+        RejectedUpdate: If a state does not match its architecture, or has values that are not
+            finite.
 
     Example:
         >>> from archgraph.capture.trace import trace
@@ -162,11 +165,10 @@ def match(
 
 
 def matched_axes(graph: ArchGraph, second: ArchGraph) -> frozenset[str]:
-    """Return the axes whose positions :func:`match` may permute: free, and without fixed order.
+    """Return the axes whose positions :func:`match` may permute.
 
-    A constant or a buffer whose recorded values vary along an axis (the angles of rotary
-    embeddings, a table of positions) fixes the order of the axis, since another order would be
-    another architecture.
+    These are the free axes, except those along which the values of a constant or buffer vary, such
+    as the angles of rotary embeddings.
 
     Raises:
         RewriteError: If the second graph is wider along one of these axes.

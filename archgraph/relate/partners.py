@@ -1,4 +1,4 @@
-"""Derive pairs of blocks and operators of two graphs from pairs of leaves."""
+"""Derive pairs of blocks and operators of two graphs from pairs of parameters and buffers."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def partners(
     blocks: Iterable[tuple[str, str]] = (),
     nodes: Mapping[str, str] | None = None,
 ) -> Partners:
-    """Pair blocks and operators through their corresponding leaves, or by position.
+    """Pair blocks and operators by their corresponding parameters and buffers, or by order.
 
     Args:
         a: The first graph.

@@ -1,4 +1,4 @@
-"""Two graphs side by side for alignment: their forms, blocks, axes and resolutions."""
+"""Analyses of two graphs for their alignment: forms, blocks, axes and resolutions."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ Sides: TypeAlias = tuple[SideGraph, SideGraph]
 def side_by_side(client: ArchGraph, other: ArchGraph) -> Sides:
     """Analyse the two graphs to align.
 
-    If they have no common names, operands with the same form are distinguished by width, not by
-    name.
+    Operands that are computed in the same way are distinguished by name, or by width if the graphs
+    have no common names.
     """
     shared = client.param.keys() & other.param.keys()
     strangers = 2 * len(shared) < min(len(client.params), len(other.params))

@@ -1,7 +1,11 @@
-"""Weights and the linear maps between the states of architectures.
+"""States (dicts of tensors) of architectures, the linear maps between them, and their averages.
 
-A rewrite returns a transfer ``A`` from a global state to a client's state; updates return by its
-transpose::
+An *entry* is one parameter or buffer of a state. A *position* is an index along an axis. A client
+*covers* a value of the global state if its model contains this value. A *fold* adds several
+positions up into one.
+
+A rewrite returns a transfer, a linear map ``A`` from a global state to a client's state. Clients'
+updates are mapped back by the transpose of ``A``::
 
     Transfer: an Entry per leaf of the client         its source, a scale, or an initialiser
                 a DimMap per dimension                slices, an index, weights or a fold
@@ -10,12 +14,12 @@ transpose::
     new state, Coverage ◀──── result ──── Merger ◀── add ─────────┤
     medians, Krum: robust ◀── slabs ───── Pool, on disk ◀── add ──┘
 
-A new value is ``Σ w Aᵀ update / Σ w |A|ᵀ|A| 1`` where any client covers it (integers take the
-largest value). ``wire`` encodes tensors as bytes; ``lazy`` computes them on access.
+If any client covers a value, the new value is ``Σ w Aᵀ update / Σ w |A|ᵀ|A| 1``; for integers, it
+is the clients' maximum. ``wire`` encodes tensors as bytes; ``lazy`` computes them on access.
 
 1. ``push`` is the transpose of ``pull``. Transfers compose: ``(a >> b).pull(θ)`` is
    ``b.pull(a.pull(θ))``, and ``identity`` changes nothing.
-2. An update is checked completely before it is added, so a rejected one leaves no trace.
+2. An update is checked completely before it is added, so a rejected update changes nothing.
 3. Values that no client covers and frozen values stay as they were, bit for bit.
 """
 

@@ -37,9 +37,9 @@ def change(sent: State, state: State, unmerged: Collection[str] = ()) -> UpdateS
 
     Args:
         sent: The state that the client received.
-        state: The state that the client returned. Integers and entries that were not sent are
+        state: The state that the client returned. Integers and tensors that are not in ``sent`` are
             ignored.
-        unmerged: Names of other entries to ignore.
+        unmerged: Names of further tensors to ignore.
 
     Example:
         >>> size = change({"w": torch.zeros(4)}, {"w": torch.tensor([2.0, -2.0, 2.0, -2.0])})
@@ -57,15 +57,15 @@ def change(sent: State, state: State, unmerged: Collection[str] = ()) -> UpdateS
 def clipped(sent: State, state: State, factor: float, unmerged: Collection[str] = ()) -> State:
     """Return ``sent + factor · (state - sent)``, the state of the scaled update.
 
-    The norm of the new update is ``factor`` times the old norm, up to one rounding per value. Every
-    value lies between the sent and the returned one, so variances stay nonnegative. Integers are as
-    in ``state``.
+    The norm of the new update is ``factor`` times the old norm, up to rounding. Every value lies
+    between the sent and the returned value, so variances stay nonnegative. Integers are copied from
+    ``state``.
 
     Args:
         sent: The state that the client received.
         state: The state that the client returned.
         factor: Factor on the update. At 1 or more, ``state`` itself is returned.
-        unmerged: Names of entries that are not scaled.
+        unmerged: Names of tensors that are not scaled.
 
     Example:
         >>> clipped({"w": torch.zeros(2)}, {"w": torch.tensor([3.0, -4.0])}, 0.5)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from archgraph.states.state import State
 
-#: Kinds of devices that copy while they and the CPU compute.
+#: Types of devices that can copy asynchronously.
 ASYNCHRONOUS = {"cuda"}
 # A GPU's own tensors start at multiples of this many bytes; the bits of a product may depend on it.
 _ALIGNED = 512
@@ -30,15 +30,15 @@ def to_device(value: Tensor, device: torch.device | str) -> Tensor:
 def state_to_device(
     state: State, device: torch.device | str, *, copy: bool = False
 ) -> dict[str, Tensor]:
-    """Return a state on a device; entries in CPU memory are copied as one buffer.
+    """Return a state on a device; tensors in CPU memory are copied as one buffer.
 
-    The entries share this buffer, which lives as long as any of them, with the same alignment as
-    separate tensors.
+    The new tensors share this buffer, with the same alignment as separate tensors. It is freed with
+    the last of them.
 
     Args:
         state: The state, on any devices.
         device: The target device.
-        copy: Whether to copy entries that are already on the device, too.
+        copy: If True, also copy tensors that are already on the device.
 
     Example:
         >>> state_to_device({"w": torch.ones(2)}, "cpu")

@@ -1,4 +1,4 @@
-"""Coverage: the total weight on each position of a state, stored as a sum of outer products."""
+"""Coverage: for each value of a state, the total weight of the clients whose model contains it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Slices: TypeAlias = tuple[slice, ...]
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """One term of a coverage: the contribution of one entry of an update to its source entry.
+    """One term of a coverage: the contribution of one parameter or buffer of an update.
 
     Attributes:
         factor: Factor on the outer product.
@@ -49,7 +49,7 @@ class Term:
 
     @staticmethod
     def of(entry: Entry, weight: float = 1.0, rows: tuple[float, ...] = ()) -> Term:
-        """Return the coverage of the source by an entry with a weight."""
+        """Return the contribution of an entry with a weight to the coverage of its source."""
         # |A|ᵀ|A| 1 contains the scale twice, as push(pull(θ)) does.
         return Term(weight * entry.scale**2, entry.dims, rows)
 
@@ -84,13 +84,13 @@ def _steps(map_: DimMap) -> SteppedVector:
 
 @dataclass(frozen=True, eq=False)
 class Division:
-    """How to divide a sum by its coverage, shared by entries with equal coverage.
+    """How to divide a sum of updates by its coverage.
 
     Attributes:
-        bands: Slices along the first dimension, each with the divisor of its rows; the divisor is
-            1 where nothing is covered.
-        uncovered: Boxes of positions that no update covers.
-        covered: Mask of the covered positions, if there are too many uncovered boxes; else None.
+        bands: Slices along the first dimension, each with the divisor for its rows. The divisor is
+            1 for values that no update covers.
+        uncovered: Regions of values that no update covers, as slices.
+        covered: Mask of the covered values, if there are too many such regions; else None.
     """
 
     bands: list[tuple[slice, Tensor]]
@@ -99,14 +99,14 @@ class Division:
 
 
 class Coverage(Mapping[str, Tensor]):
-    """Maps each entry to the total weight on its positions, a float64 tensor made on access.
+    """Read-only dict from parameter or buffer to the total weight of the updates at each value.
 
-    Only outer products are stored. For an evenly covered entry, the tensor is one number, expanded
-    to the entry's shape.
+    The weights are float64 tensors, which are computed on access from a sum of outer products. If
+    all values of a tensor have the same weight, the result is one number, expanded to the shape.
 
     Args:
-        shapes: Dict from entry to its shape.
-        terms: Dict from entry to the terms that cover it; an entry without terms is not covered.
+        shapes: Dict from name to shape.
+        terms: Dict from name to the terms of the sum; without terms, no value is covered.
 
     >>> term = Term.of(Entry("w", (DimMap.of(range(2), 4), None)), weight=5)
     >>> coverage = Coverage({"w": (4, 3)}, {"w": [term]})
@@ -127,7 +127,7 @@ class Coverage(Mapping[str, Tensor]):
 
     @staticmethod
     def of(shapes: Mapping[str, tuple[int, ...]], entries: Iterable[Entry]) -> Coverage:
-        """Return the coverage of a transfer's source by its entries."""
+        """Return the coverage of a transfer's source: how often each value is used."""
         terms: dict[str, list[Term]] = {}
         for entry in entries:
             if entry.source is not None:
@@ -145,7 +145,7 @@ class Coverage(Mapping[str, Tensor]):
         return len(self._shapes)
 
     def grid(self, name: str) -> Grid:
-        """Return the coverage of an entry as a grid of cells with constant values."""
+        """Return the coverage of a tensor as a grid of cells with constant values."""
         key = self._key(name)
         if key not in self._grids:
             self._grids[key] = _grid(self._shapes[name], self._terms[name])
@@ -153,7 +153,7 @@ class Coverage(Mapping[str, Tensor]):
         return bounds, np.asarray(table * self._unit)
 
     def division(self, name: str, dtype: torch.dtype) -> Division:
-        """Return how to divide a sum of an entry, with this dtype, by its coverage."""
+        """Return how to divide a sum of this dtype by its coverage."""
         key = (*self._key(name), dtype)
         if key not in self._divisions:
             shape, terms = self._shapes[name], self._terms[name]
@@ -162,7 +162,7 @@ class Coverage(Mapping[str, Tensor]):
         return self._divisions[key]
 
     def even(self, name: str) -> float | None:
-        """Return the coverage of an entry if it is the same everywhere, else None."""
+        """Return the coverage of a tensor if it is the same for all values, else None."""
         for term in self._terms[name]:
             if term.rows or any(term.dims):
                 return None
@@ -175,7 +175,7 @@ class Coverage(Mapping[str, Tensor]):
         return result
 
     def share(self, name: str) -> float:
-        """Return the fraction of an entry's values that any update covers, 0 to 1."""
+        """Return the fraction of a tensor's values that any update covers, 0 to 1."""
         bounds, table = self.grid(name)
         sizes: _Cells = np.asarray(1)
         for edges in bounds:

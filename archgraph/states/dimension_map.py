@@ -1,7 +1,7 @@
-"""The linear map of one dimension: slices where possible, else an index, weights or a fold.
+"""Linear maps from one dimension of a tensor to another, for example a choice of channels.
 
-A :class:`DimMap` is a sparse matrix from one axis to another in a canonical form, so equal maps are
-equal values and a composition is a :class:`DimMap` again. Transfers are Kronecker products of them.
+A :class:`DimMap` is a sparse matrix in a canonical form, so that equal maps compare equal. Composed
+maps are maps again. A transfer is a Kronecker product of such maps for each parameter.
 """
 
 from __future__ import annotations
@@ -35,19 +35,22 @@ def _pack(values: npt.NDArray[Any], dtype: str) -> bytes:
 class DimMap:
     """The linear map of one dimension: a sparse ``length × size`` matrix in canonical form.
 
-    Target position ``i`` is ``Σ_k weight[k] · source[position[k]]`` over its own terms ``k``:
-    exactly one term for a selection or a replication, several for a fold (a sum of positions), none
-    for a zero. Create a map with :meth:`of` or :meth:`sparse`, which choose the form. ``None``
-    stands for the identity. Equal maps are equal values.
+    A position is an index along a dimension. The value at target position ``i`` is the sum ``Σ_k
+    weight[k] · source[position[k]]`` over the terms ``k`` of ``i``. A map that selects or
+    replicates has one term per target position. A map with several terms is called a fold; without
+    a term, the value is zero. Create a map with :meth:`of` or :meth:`sparse`, which return ``None``
+    for the identity. Equal maps compare equal.
 
     Attributes:
-        size: Extent of the source dimension.
-        length: Extent of the target dimension.
-        runs: The positions as a few slices ``(start, stop, step)``, in order; else empty.
-        index: The positions as packed int64 if a few slices do not suffice; else empty.
-        weights: Packed float64, one per position; empty if all are one.
-        offsets: Packed int64 of ``length + 1`` bounds into the positions; empty if every target
-            position has exactly one.
+        size: Size of the source dimension.
+        length: Size of the target dimension.
+        runs: Source positions as a few slices ``(start, stop, step)``, in order; empty if ``index``
+            is used.
+        index: Source positions as packed int64; empty if a few slices describe them.
+        weights: Weights as packed float64, one per source position; empty if all are one.
+        offsets: Packed int64 of ``length + 1`` bounds: the terms of target position ``i`` are those
+            from ``offsets[i]`` to before ``offsets[i + 1]``. Empty if every target position has
+            exactly one term.
     """
 
     size: int
@@ -61,10 +64,10 @@ class DimMap:
     def of(
         positions: PositionArray, size: int, weights: Sequence[float] | Vector | None = None
     ) -> DimMap | None:
-        """Return the map that takes these positions in this order, each with its weight.
+        """Return the map that takes these source positions in this order, each with its weight.
 
-        The identity becomes ``None``, an arithmetic progression one slice, a few contiguous runs
-        one slice each, and anything else an index. Positions may repeat.
+        The result is ``None`` for the identity. Arithmetic progressions and a few contiguous ranges
+        are stored as slices, all other positions as an index. Positions may repeat.
 
         Raises:
             RewriteError: If a position lies outside ``0 … size - 1``.
@@ -91,7 +94,7 @@ class DimMap:
         size: int,
         length: int,
     ) -> DimMap | None:
-        """Return the map with ``weights`` at (``rows``, ``columns``); duplicates are summed.
+        """Return the matrix with ``weights`` at (``rows``, ``columns``); duplicates are summed.
 
         Raises:
             RewriteError: If a row or column lies outside the matrix.
@@ -149,7 +152,7 @@ class DimMap:
 
     @property
     def selects(self) -> bool:
-        """Whether every target position is one source position with weight one."""
+        """Whether every target value is the unscaled value of one source position."""
         return not self.weights and not self.offsets
 
     @property
@@ -164,21 +167,21 @@ class DimMap:
 
     @property
     def positions(self) -> npt.NDArray[np.int64]:
-        """Source positions (indices): one per target position, unless the map sums several."""
+        """Source positions of all terms, in the order of the target positions."""
         if self.runs:
             return np.concatenate([np.arange(*run, dtype=np.int64) for run in self.runs])
         return np.frombuffer(self.index, dtype="<i8").astype(np.int64)
 
     @property
     def values(self) -> Vector:
-        """Weights, one per source position."""
+        """Weights of all terms."""
         if self.weights:
             return np.frombuffer(self.weights, dtype="<f8").astype(np.float64)
         return np.ones(len(self.positions))
 
     @property
     def targets(self) -> npt.NDArray[np.int64]:
-        """Target positions, one per source position."""
+        """Target positions of all terms."""
         every = np.arange(self.length)
         return np.repeat(every, np.diff(self._bounds)) if self.offsets else every
 
@@ -231,7 +234,10 @@ class DimMap:
         )
 
     def coverage(self, rows: Vector | None = None) -> Vector:
-        """Compute ``|A|ᵀ (rows ∘ |A| 1)`` over the source; ``rows`` defaults to ones.
+        """Compute ``|A|ᵀ (rows ∘ |A| 1)``, how often each source position is used.
+
+        Args:
+            rows: Weight of each target position. Default: ones.
 
         >>> DimMap.of([0, 0, 2], 4).coverage().tolist()
         [2.0, 0.0, 1.0, 0.0]

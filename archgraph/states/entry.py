@@ -1,4 +1,4 @@
-"""How to compute one entry of a target state: a source or an initialiser, maps, a scale."""
+"""How to compute one tensor of a target state: a source or an initialiser, maps, and a scale."""
 
 from __future__ import annotations
 
@@ -38,21 +38,20 @@ _FIXED: dict[str, Fill] = {
     **_of_torch("zeros", "ones", "constant", "eye", "dirac"),
     "value": _constant,
 }
-#: Initialisers by name: those of ``torch.nn.init`` with their argument names, and ``value``, which
-#: copies a constant of a graph, its argument ``value``.
+#: Dict from name to initialiser: those of ``torch.nn.init``, and ``value``, which copies a constant
+#: of a graph, its argument ``value``.
 INITIALISERS = frozenset(_RANDOM) | frozenset(_FIXED)
 
 
 @dataclass(frozen=True, slots=True)
 class Initial:
-    """How an entry without a source is initialised, as plain values.
+    """The initialiser of a parameter or buffer that has no source, with its arguments.
 
     Attributes:
         name: One of :data:`INITIALISERS`.
         args: Keyword arguments of the initialiser, as pairs.
-        shape: The shape that is initialised, before the entry's dimension maps are applied.
-        key: Name of the random stream, so that neither other entries nor later rewrites change the
-            values.
+        shape: Shape to initialise, to which the entry's dimension maps are then applied.
+        key: Together with a seed, determines the random values, whatever else is initialised.
 
     >>> Initial("constant", (("val", 0.5),), (3,), "fc.bias").make(torch.float32)
     tensor([0.5000, 0.5000, 0.5000])
@@ -90,9 +89,9 @@ class Entry:
 
     Attributes:
         source: Name of the entry in the source state; None if it is initialised.
-        dims: One map per dimension; None for the identity.
+        dims: Maps of the dimensions, None for the identity.
         scale: Factor on every value.
-        init: The initialiser, if and only if ``source`` is None.
+        init: The initialiser if ``source`` is None, otherwise None.
 
     >>> Entry("fc.weight", (DimMap.of(range(2), 4), None), scale=0.5)
     <Entry 0.5 · fc.weight[:2, :]>
@@ -109,7 +108,7 @@ class Entry:
 
     @staticmethod
     def kept(slot: Slot) -> Entry:
-        """Return the entry that copies the source entry of the same name.
+        """Return the entry that copies the source tensor with the same name.
 
         >>> Entry.kept(Slot("fc.bias", (4,), "float32"))
         <Entry fc.bias>
@@ -118,7 +117,7 @@ class Entry:
 
     @staticmethod
     def initialised(slot: Slot, name: str, **args: Value | Constant) -> Entry:
-        """Return an initialised entry of this slot's shape.
+        """Return the entry that initialises a tensor with this slot's shape.
 
         >>> Entry.initialised(Slot("fc.bias", (4,), "float32"), "constant", val=0.5).pull(None)
         tensor([0.5000, 0.5000, 0.5000, 0.5000])
@@ -131,21 +130,21 @@ class Entry:
 
     @property
     def unchanged(self) -> bool:
-        """Whether the entry is a plain copy of its source."""
+        """Whether the entry copies its source without a change."""
         return self.source is not None and self.scale == 1 and not any(self.dims)
 
     @property
     def sliced(self) -> bool:
-        """Whether the entry is a single :meth:`view` of its source, up to the scale."""
+        """Whether the entry is a (scaled) :meth:`view` of its source."""
         return self.source is not None and not self._rest()
 
     @property
     def selects(self) -> bool:
-        """Whether every value of the entry is an unscaled value of the source."""
+        """Whether every value is copied from the source, without a scale or a sum."""
         return self.scale == 1 and all(m is None or m.selects for m in self.dims)
 
     def then(self, other: Entry) -> Entry:
-        """Compose this entry with ``other``, which takes it as its source."""
+        """Return the entry that computes ``other`` from the source of this entry."""
         dims = tuple(itertools.starmap(composed, zip(self.dims, other.dims, strict=True)))
         return Entry(self.source, dims, self.scale * other.scale, self.init)
 
@@ -176,7 +175,7 @@ class Entry:
         return y if self.scale == 1 else y.mul_(self.scale)
 
     def push(self, y: Tensor, into: Tensor, alpha: float = 1.0) -> None:
-        """Add ``alpha · Aᵀ y`` in place to ``into``, which has the source's shape."""
+        """Add ``alpha · Aᵀ y`` in place to ``into``, a tensor with the source's shape."""
         view, alpha, rest = self.view(into), alpha * self.scale, self._rest()
         alpha = 1 if alpha == 1 else alpha  # integer tensors refuse a floating-point factor
         if not rest:
@@ -190,7 +189,7 @@ class Entry:
         map_.scatter(y, dim, view, alpha)
 
     def view(self, x: Tensor) -> Tensor:
-        """Return the part of a source tensor that single slices select."""
+        """Return the view of a source tensor that the entry's slices select."""
         if not any(self.dims):
             return x
         return x[tuple((m and m.window) or slice(None) for m in self.dims)]

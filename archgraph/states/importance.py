@@ -33,8 +33,8 @@ class Importance:
     Attributes:
         positions: Dict from axis name to one nonnegative score per position (index along the axis).
             Higher is more important. Accepts any sequence of numbers, a tensor or an array.
-        blocks: Dict from block name to the influence of the block.
-        method: How the scores were computed; shown in tables.
+        blocks: Dict from block name to the importance of the block.
+        method: Name of the method that computed the scores; shown in tables.
 
     Raises:
         RewriteError: If scores are negative, not finite, or not a list of numbers.
@@ -96,7 +96,7 @@ class Importance:
         return np.sort(np.argsort(-self.of(axis), kind="stable")[:count])
 
     def kept(self, axis: AxisChoice, count: int) -> float:
-        """Return the share of an axis' total score in its best positions, 0 to 1.
+        """Return the fraction of an axis' total score that its best positions have, 0 to 1.
 
         Args:
             axis: As in :meth:`of`.
@@ -156,7 +156,7 @@ class Importance:
             raise RewriteError(problem, where=str(path), found=error, expected=expected) from error
 
     def plain(self) -> Mapping[str, Any]:
-        """Return the scores as stored in files: a dict by axis, or a dict of all fields."""
+        """Return the scores as stored in files: a dict from axis to scores, or of all fields."""
         if not self.blocks:
             return dict(self.positions)
         return {
@@ -164,7 +164,7 @@ class Importance:
         }  # fmt: skip
 
     def table(self) -> Table:
-        """Return a row per axis: positions, score share of the best half, and scores as bars."""
+        """Return a table with a row per axis: size, share of the best half, and scores as bars."""
         half = {name: self.kept(name, (len(s) + 1) // 2) for name, s in self.positions.items()}
         rows = tuple(
             (name, str(len(scores)), f"{100 * half[name]:.0f} %", _bars(scores))

@@ -21,10 +21,10 @@ Rows: TypeAlias = "Callable[[str, int, int], Tensor]"
 
 
 class LazyState(Mapping[str, Tensor]):
-    """A state that holds no tensors in memory: each access computes one again.
+    """A state that stores no tensors: every access computes the tensor again.
 
     Attributes:
-        types: Dict from entry to a meta tensor with its shape and dtype.
+        types: Dict from name to a meta tensor with the shape and dtype of the tensor.
 
     Args:
         types: See the attribute.
@@ -57,8 +57,8 @@ class LazyState(Mapping[str, Tensor]):
         """Apply a transfer lazily: :meth:`Transfer.pull`, computed on access.
 
         Args:
-            transfer: From the state's architecture to another one.
-            seed: Seed of the initialised entries.
+            transfer: Transfer from the state's architecture to another architecture.
+            seed: Seed of the new parameters that the transfer initialises.
         """
         return Pulled(transfer, self, seed=seed)
 
@@ -76,11 +76,11 @@ class LazyState(Mapping[str, Tensor]):
 
 
 class Pulled(LazyState):
-    """The lazy result of a transfer of a lazy state, exactly equal to :meth:`Transfer.pull`.
+    """The lazy result of a transfer, with exactly the values of :meth:`Transfer.pull`.
 
     Args:
         transfer: The transfer.
-        state: A state of the transfer's source.
+        state: A lazy state to which the transfer is applied.
         seed: As in :meth:`Transfer.pull`.
     """
 
@@ -97,9 +97,8 @@ class Pulled(LazyState):
     def bands(self, name: str) -> Iterator[Tensor]:
         """Yield a tensor a few rows at a time.
 
-        If every value is a value of the source, each band reads only the rows that it needs.
-        Otherwise the tensor is computed at once, since sums in another order would change the last
-        bits.
+        If all values are copied from the source, only the needed rows are read each time. Otherwise
+        the tensor is computed at once, since sums in another order would change the last bits.
         """
         entry, like = self.transfer.entries[name], self.types[name]
         if entry.source is None or not entry.dims or any(m and m.offsets for m in entry.dims):

@@ -1,15 +1,15 @@
-"""Streaming aggregation: updates of many architectures into one global state.
+"""Streaming aggregation: average updates of many architectures into one global state.
 
-Where any client covers a position (has it in its model), the result is the covered mean, ``θ = (Σ_c
-w_c A_cᵀ θ_c) / (Σ_c w_c |A_c|ᵀ|A_c| 1)``. Elsewhere it is exactly the old value. For a map that
-only selects, the divisor is ``Aᵀ 1``; for a map with weights or sums, only this divisor recovers a
-replicated state.
+A value that is in the model of at least one client becomes the covered mean, ``θ = (Σ_c w_c A_cᵀ
+θ_c) / (Σ_c w_c |A_c|ᵀ|A_c| 1)``. All other values stay exactly the same. If a transfer only selects
+values, the divisor is ``Aᵀ 1``. If a transfer replicates values or adds them up, the average
+recovers the replicated values and divides sums into equal parts.
 
-Entries that a transfer takes by slices (prefixes, windows, complete entries) are added straight
-into a view of one sum of the global size, which becomes the new state in place. (Separate sums for
-each architecture took 2.56 passes over memory instead of 2.29.) Entries that a transfer takes by
-index, with weights or as a fold are summed per distinct transfer in the client's own shape, and
-added to the global sum once. Memory does not grow with the number of clients.
+Parameters that a transfer takes by slices are added directly into a view of a sum of the global
+size. This sum becomes the new state in place. (Separate sums for each architecture took 2.56
+instead of 2.29 passes over memory.) All other parameters are first summed for each distinct
+transfer in the client's shape, then added to the global sum once. Memory does not grow with the
+number of clients.
 """
 
 from __future__ import annotations
@@ -196,22 +196,22 @@ class _Waiting(NamedTuple):
 
 
 class Merger:
-    """Adds up updates one at a time and returns the covered mean.
+    """Adds up clients' updates one at a time, and computes their covered mean.
 
-    Stores one sum of the global size, which becomes the new state, and for each distinct transfer
-    the sums of the entries that are not taken by slices. Beyond 16 transfers, the sums of the least
-    recently used ones are added to the global sum. Only references the old state, and stores no
-    updates except those that may ``wait``.
+    Each value of the mean is averaged over the clients whose models contain it. The merger stores
+    one sum of the global size, which becomes the new state. Transfers that do not only take slices
+    need additional sums in the client's shape, for at most 16 transfers at a time. The old state is
+    not copied.
 
     Args:
-        graph: The global architecture, or its signature. Its frozen parameters and the entries
-            found by :func:`.unsummable` keep exactly their old values.
+        graph: The global architecture, or its signature. Its frozen parameters and the tensors
+            returned by :func:`.unsummable` keep exactly their old values.
         state: The old global state.
-        dtype: Minimum precision of the sums. In float64, means of float32 values depend on the
-            order of the clients only in their last rounding, and weights may differ by more than
-            ``2**80``; adding takes several times as long.
-        wait: Bytes of updates that may wait, so that several are added at once, entry by entry,
-            which is faster. Their tensors must not change before the result.
+        dtype: Minimum precision of the sums. With float64, the order of the clients affects means
+            of float32 values only in the last rounding, and weights may differ by more than
+            ``2**80``. Adding then takes several times as long.
+        wait: Maximum bytes of updates that are collected before they are added together, which is
+            faster. The tensors of an update must not change before :meth:`result`.
 
     Raises:
         RejectedUpdate: If the state does not match the graph.
@@ -273,20 +273,21 @@ class Merger:
         """Check one client's update and add it.
 
         Args:
-            transfer: Global → client.
+            transfer: Transfer from the global architecture to the client's.
             state: The client's state after training.
             weight: Weight of this client relative to the others, for example its number of
                 examples; positive. Only ratios matter, so equal weights give exactly the uniform
                 mean.
-            scales: Dict from client entry to a factor on the numerator only (FedFA's 1/n_c).
-            rows: Dict from client entry to a vector of 0 and 1 over its first axis, 1 for the rows
-                that this client contributes (HeteroFL's classes).
-            unmerged: Client entries that are not merged (norm statistics, personal layers, a head
-                of another size), whether the state has them or not.
+            scales: Dict from the client's parameter to a factor on its values, which does not
+                affect the divisor of the mean (FedFA's 1/n_c).
+            rows: Dict from the client's parameter to a vector with a 1 for each row that counts and
+                a 0 for all other rows (HeteroFL's classes).
+            unmerged: Names of the client's parameters and buffers that are not averaged, such as
+                norm statistics and private layers. They may be missing in the state.
 
         Raises:
-            RejectedUpdate: If the update, its weight, scales or rows cannot be merged; names the
-                entry. No part of the update was added.
+            RejectedUpdate: If the update, its weight, scales or rows cannot be averaged. The
+                message names the parameter. No part of the update was added.
             ArchGraphError: If the transfer does not start at the global architecture, or the result
                 was already returned.
         """
@@ -300,20 +301,20 @@ class Merger:
     def accumulate(self, update: Update, *, through: Transfer | None = None) -> None:
         """Add an update whose shapes and values are already checked.
 
-        1. Make the weight relative to the first one: equal weights are exactly 1.
-        2. For integers, keep the maximum of each entry.
-        3. Let the update wait, and add all waiting updates once they are large enough.
+        1. Divide the weight by that of the first update, so that equal weights are exactly 1.
+        2. For integers, store the maximum of each tensor.
+        3. Collect the update, and add all collected updates once they exceed ``wait``.
 
         Args:
             update: The update.
-            through: Transfer that computes the client's entries from those of the update (FedADP's
-                growth). They are computed one at a time, so that the complete larger state is never
-                in memory. None if the update has the client's entries.
+            through: Transfer that is applied to the update's state first (FedADP's growth). Its
+                results are computed one tensor at a time, so that the larger state is never
+                completely in memory. Default: none.
 
         Raises:
-            ArchGraphError: If the transfer does not start at the global architecture or where
-                ``through`` ends, the weight is too small relative to the first one, or the result
-                was already returned.
+            ArchGraphError: If the transfer does not start at the global architecture, ``through``
+                does not end at the client's, the weight is too small or too large relative to the
+                first one, or the result was already returned.
         """
         transfer, state = update.transfer, update.state
         key = transfer.digest, frozenset(update.unmerged), frozenset(update.rows)
@@ -361,16 +362,16 @@ class Merger:
     def result(
         self, multiply: Mapping[str, float] | None = None
     ) -> tuple[dict[str, Tensor], Coverage]:
-        """Return the new global state, and the total weight of the updates at each position.
+        """Return the new global state, and the total weight of the updates at each value.
 
         Integers take the maximum over the clients that have them; bools keep their old values. The
         sums become the new state in place, so the merger cannot be used afterwards.
 
         Args:
-            multiply: Dict from global entry to a factor on its mean (FedFA's mean norm).
+            multiply: Dict from global parameter to a factor on its mean (FedFA's mean norm).
 
         Raises:
-            ArchGraphError: If the result was already returned, a factor names an unknown entry, or
+            ArchGraphError: If the result was already returned, ``multiply`` has an unknown name, or
                 a mean times its factor is not finite.
         """
         self._check()
@@ -411,7 +412,7 @@ class Merger:
     def _check(self, transfer: Transfer | None = None) -> None:
         """Check that the merger is open and that a transfer starts at its graph."""
         if self._finished:
-            raise ArchGraphError("the result was already taken", hint="make a new Merger")
+            raise ArchGraphError("the result was already returned", hint="create a new Merger")
         if transfer is not None and transfer.source != self.signature:
             raise ArchGraphError(
                 "the transfer does not start at the merger's graph",

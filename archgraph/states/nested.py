@@ -14,14 +14,15 @@ def nested(larger: Transfer, smaller: Transfer) -> Transfer:
     """Return the transfer from one part of a model to a part contained in it.
 
     Args:
-        larger: From the model to the first part.
-        smaller: From the model to the second part, whose values are all in the first.
+        larger: Transfer from the model to the larger part.
+        smaller: Transfer from the model to the smaller part, whose values the larger part contains.
 
     Returns:
         The transfer with ``larger >> nested(larger, smaller) == smaller``.
 
     Raises:
-        RewriteError: If the first part does not contain the second. The message names the entry.
+        RewriteError: If the larger part does not contain the smaller one. The message names the
+            parameter.
 
     Example:
         >>> import torch

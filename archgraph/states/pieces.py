@@ -1,4 +1,4 @@
-"""Split tensors by the axes of their dimensions."""
+"""Split tensors by the axes (such as channels) to which their dimensions belong."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ NamedPiece: TypeAlias = "tuple[Tensor, tuple[str | None, ...]]"
 def pieces(tensor: Tensor, layouts: Sequence[Layout]) -> Iterator[NamedPiece]:
     """Yield the pieces of a tensor in which each dimension belongs to a single axis or to none.
 
-    A product of axes becomes one dimension per factor, a concatenation one piece per term.
+    A dimension that is a product of axes, such as heads times head size, becomes one dimension per
+    axis. A dimension that concatenates axes is split into one piece per axis.
 
     Args:
-        tensor: A leaf or a value of a graph.
+        tensor: A parameter, buffer, constant or result of an operator of a graph.
         layouts: Layouts of its dimensions, from :func:`archgraph.axes`.
 
     Example:
@@ -48,12 +49,12 @@ def pieces(tensor: Tensor, layouts: Sequence[Layout]) -> Iterator[NamedPiece]:
 def position_sums(
     tensor: Tensor, layouts: Sequence[Layout], axes: Collection[str]
 ) -> dict[str, Tensor]:
-    """For each position (index) of each axis, sum the elements of a tensor that belong to it.
+    """Sum the elements of a tensor that belong to each position (index) of each axis.
 
     An element that belongs to a position through several dimensions counts once.
 
     Args:
-        tensor: A leaf or a value of a graph.
+        tensor: A parameter, buffer, constant or result of an operator of a graph.
         layouts: Layouts of its dimensions.
         axes: Names of the axes. The result omits axes that the tensor does not have.
 

@@ -1,11 +1,11 @@
-"""Updates of a round, stored on disk and read value by value: medians, trimmed means, distances.
+"""A round's updates on disk, for medians, trimmed means and distances between clients.
 
-A mean needs only sums, but a median needs all values of a position at once. Therefore updates are
-written to a file and read back in *slabs*: some rows of a global entry, from every update that
-covers any of them (has them in its model). A client's value at a position is the result of a mean
-over this client alone, ``v_c = A_cᵀ θ_c / |A_c|ᵀ|A_c| 1``. For a part of the model, this is the
-client's own value; for a fold, it is the share of each position. Clients that do not cover a
-position have no value there.
+A mean needs only sums, but a median needs all clients' values of a parameter at once. Therefore
+updates are written to a file and read back in *slabs*. A slab contains some rows of a global
+parameter, from all updates whose model contains any of these rows. A client's values are those that
+a mean over this client alone would give, ``v_c = A_cᵀ θ_c / |A_c|ᵀ|A_c| 1``. If the client trains a
+part of the model, these are its own values. If the client trains sums of channels, each channel has
+an equal fraction of the sum. Values that the client's model does not contain are masked.
 
 Memory is bounded by one slab and one result, whatever the number of clients. Values do not depend
 on how rows are split into slabs, or on the order of the clients.
@@ -45,7 +45,7 @@ class PooledUpdate(NamedTuple):
     Attributes:
         client: Id of the client.
         update: The update, without its state.
-        stored: Where the entries of its state are in the file.
+        stored: Dict from name to the tensor's place in the file.
     """
 
     client: int
@@ -54,13 +54,13 @@ class PooledUpdate(NamedTuple):
 
 
 class Slab(NamedTuple):
-    """Some rows of a global entry, from every update that covers the entry.
+    """Some rows of a global parameter or buffer, from every update that contains it.
 
     Attributes:
         clients: Ids of the clients, ascending.
-        rows: Slice of the global entry's rows.
+        rows: Slice of the rows.
         values: ``[update, row, ...]``; complex numbers are pairs in a last dimension.
-        covered: Mask of the values that exist, with the shape of ``values``.
+        covered: Mask of the values that the clients' models contain, with the shape of ``values``.
     """
 
     clients: tuple[int, ...]
@@ -122,10 +122,10 @@ class Pool:
 
     @torch.no_grad()
     def slabs(self, name: str, clients: Collection[int] | None = None) -> Iterator[Slab]:
-        """Yield the clients' values of a global entry, some rows at a time.
+        """Yield the clients' values of a global parameter or buffer, some rows at a time.
 
         Args:
-            name: Name of the entry. Frozen and bool entries yield no slabs.
+            name: Name of the parameter or buffer. Frozen and bool tensors yield no slabs.
             clients: Ids of the clients. Default: all.
         """
         old = self._old[name]
@@ -160,17 +160,19 @@ class Pool:
         clients: Collection[int] | None = None,
         multiply: Mapping[str, float] | None = None,
     ) -> dict[str, Tensor]:
-        """Return the new global state: at every position, the mean of the middle values.
+        """Return the new global state, a trimmed mean or median of the clients for each value.
 
-        Weights are ignored. Integers take the lower median. Bools keep their old values, as do
-        positions whose mean is not finite: a single client could have caused that.
+        Clients' weights are ignored. Integers take the lower median. Bools keep their old values.
+        Values whose mean is not finite also keep their old values, since a single client could have
+        caused that.
 
         Args:
-            cut: Maps a number of values to the number that is discarded at each end.
-            quorum: Minimum number of clients that cover a position; with fewer, the position keeps
-                its old value.
+            cut: Function from the number of clients to the number of values that are discarded at
+                each end.
+            quorum: Minimum number of clients whose models contain a value. With fewer, the old
+                value is kept.
             clients: Ids of the clients. Default: all.
-            multiply: Dict from global entry to a factor on its mean.
+            multiply: Dict from global parameter to a factor on its mean.
         """
         return self.middle_and_reach(cut, quorum=quorum, clients=clients, multiply=multiply)[0]
 
@@ -183,7 +185,7 @@ class Pool:
         clients: Collection[int] | None = None,
         multiply: Mapping[str, float] | None = None,
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return the result of :meth:`middle`, and for each entry a mask of the replaced values."""
+        """Return the result of :meth:`middle`, and for each tensor a mask of the new values."""
         new, reached = {}, {}
         for slot in self.signature:
             old, factor = self._old[slot.name], (multiply or {}).get(slot.name, 1.0)
@@ -210,8 +212,8 @@ class Pool:
             clients: Ids of the clients, ascending.
 
         Returns:
-            Sums and counts, both ``[client, client]`` in float64, over values that both clients
-            cover.
+            Sums and counts, both ``[client, client]`` in float64, over values that the models of
+            both clients contain.
         """
         index = {client: number for number, client in enumerate(clients)}
         sums = torch.zeros(len(clients), len(clients), dtype=torch.float64)
@@ -238,9 +240,9 @@ class Pool:
     ) -> None:
         """Write an update's values for some rows of a global entry, and the mask of covered ones.
 
-        1. Push each of the client's entries that lie in these rows into them: ``Aᵀ θ_c``.
-        2. Positions where ``|A|ᵀ|A| 1`` of all of them is 0 are not covered.
-        3. Divide by it: a fold gives each position its share, a selection the value itself.
+        1. Map the client's entries for these rows back to the global model: ``Aᵀ θ_c``.
+        2. Mask values where ``|A|ᵀ|A| 1``, summed over these entries, is 0.
+        3. Divide by this sum. A selected value stays the same; a fold is divided into equal parts.
         """
         coverage = torch.zeros(values.shape, dtype=torch.float64)
         averaged = values.is_floating_point() or values.is_complex()

@@ -1,4 +1,4 @@
-"""Sums over the values between two ranks, in one pass; sorting all values would take longer."""
+"""Sum squares between two quantiles of an array in one pass, without sorting the array."""
 
 from __future__ import annotations
 
@@ -15,16 +15,19 @@ def squares_between(
 ) -> tuple[float, int]:
     """Sum the squares of the values between two ranks in ascending order, and count the values.
 
-    1. A sample gives two bounds for the value at each rank.
-    2. One pass, in pieces that fit into the cache, counts values below the bounds, sums the squares
-       of values certainly between the ranks, and collects values near them.
-    3. The values at both ranks are looked up among the collected ones. If these do not contain
-       them, the pass is repeated with all values as near.
+    A rank is an index into the sorted values.
+
+    1. Estimate a lower and an upper bound of the value at each rank from a sample.
+    2. In one pass, in pieces that fit into the cache, count the values below the bounds, sum the
+       squares of values that are certainly between the ranks, and collect values between the bounds
+       of a rank.
+    3. Look up the values at both ranks among the collected ones. If the estimates were wrong,
+       repeat the pass and collect all values.
 
     Args:
         values: The values.
         first: First rank that counts, from 0. Values equal to the value at this rank count, too.
-        final: Last rank that counts. The same applies to values equal to the value there.
+        final: Last rank that counts. Values equal to the value at this rank count, too.
         signed: If True, order values by value; if False, by magnitude.
 
     Example:

@@ -1,4 +1,4 @@
-"""The result of every rewrite: the new graph, and the map from old states to new ones."""
+"""The result of every rewrite: the new graph, and the transfer from old states to new ones."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from archgraph.states.transfer import Transfer
 
 @dataclass(frozen=True, slots=True)
 class Rewritten:
-    """The result of every rewrite: the new graph, and the map from old states to new ones.
+    """The result of every rewrite: the new graph, and the transfer from old states to new ones.
 
-    Unpacks as ``graph, transfer``. ``a >> b`` composes; ``b`` is a rewrite of ``a.graph`` or a
-    function from a graph to its rewrite.
+    It unpacks as ``graph, transfer``. ``a >> b`` composes two rewrites, where ``b`` is a rewrite of
+    ``a.graph`` or a function from a graph to its rewrite.
 
     Raises:
         RewriteError: If the transfer does not end at the graph.
@@ -38,7 +38,7 @@ class Rewritten:
 
     @staticmethod
     def identity(graph: ArchGraph) -> Rewritten:
-        """Return the rewrite that changes nothing, to start a chain with."""
+        """Return the rewrite that changes nothing, as the start of a chain of rewrites."""
         return Rewritten(graph, Transfer.identity(graph))
 
     @staticmethod
@@ -48,7 +48,10 @@ class Rewritten:
         entries: Mapping[str, Entry],
         notes: tuple[str, ...] = (),
     ) -> Rewritten:
-        """Return the rewrite from one graph to another; ``entries`` give each entry's origin."""
+        """Return the rewrite from one graph to another.
+
+        ``entries`` maps each name in the new state to its :class:`Entry`.
+        """
         return Rewritten(after, Transfer(signature(before), signature(after), entries, notes))
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""Statistics that a few outliers among many cannot move: trimmed means, and Krum's selection."""
+"""Statistics that are robust to a few outliers: medians, trimmed means, and Krum's selection."""
 
 from __future__ import annotations
 
@@ -9,24 +9,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-#: Maps a number of values to the number that is discarded at each end.
+#: Function from the number of values to the number that is discarded at each end.
 Cut: TypeAlias = Callable[[int], int]
 
 
 def middle(values: Tensor, covered: Tensor, cut: Cut) -> tuple[Tensor, Tensor]:
-    """Average the values in the middle of each column; for integers take the lower median.
+    """Compute the trimmed mean of each column over the updates; for integers, the lower median.
 
     Values are added in ascending order, so the result does not depend on the order of the updates.
-    The mean lies between the smallest and the largest of them, whatever the rounding.
+    The mean is never outside the range of the values, whatever the rounding.
 
     Args:
         values: ``[update, ...]``.
         covered: Mask of the values that count, of the same shape.
-        cut: Maps a number of values to the number discarded at each end; at least one or two stay.
+        cut: Function from the number of values to the number that is discarded at each end. At
+            least one value must remain.
 
     Returns:
-        The means in double precision, and the number of values that count; without any, the mean
-        is undefined.
+        The means in double precision, and the numbers of values that count. Where no value counts,
+        the mean is undefined.
 
     Example:
         >>> ones = torch.ones(4, 1, dtype=torch.bool)
@@ -51,14 +52,14 @@ def middle(values: Tensor, covered: Tensor, cut: Cut) -> tuple[Tensor, Tensor]:
 
 
 def distances(values: Tensor, covered: Tensor) -> tuple[Tensor, Tensor]:
-    """Sum squared differences of rows over the values that both cover, and count these values.
+    """Sum squared differences of pairs of rows over the values that both have, and count these.
 
     Args:
         values: ``[update, value]``, in double precision.
         covered: Mask of the values that count, of the same shape.
 
     Returns:
-        Sums and counts, both ``[update, update]``; sums that overflow are infinite.
+        Sums and counts, both ``[update, update]``. Sums that overflow are infinite.
 
     Example:
         >>> values = torch.tensor([[1.0, 2.0], [4.0, 9.0]], dtype=torch.float64)
@@ -77,17 +78,18 @@ def distances(values: Tensor, covered: Tensor) -> tuple[Tensor, Tensor]:
 def krum(squares: Tensor, counts: Tensor, malicious: int, keep: int) -> list[int]:
     """Select the updates nearest to their neighbours (Blanchard et al., NeurIPS 2017, §4).
 
-    The score of an update is the mean of its ``n - f - 2`` smallest squared distances to others,
-    per value that both have. If it shares values with fewer updates, the mean is over those.
+    The distance of two updates is the mean squared difference of the values that both have. The
+    score of an update is the mean of its ``n - f - 2`` smallest distances to other updates, or of
+    all its distances if there are fewer. The updates with the smallest scores are selected.
 
     Args:
         squares: Sums of squared differences, ``[update, update]``.
         counts: Number of values in each sum.
-        malicious: ``f``.
+        malicious: Number ``f`` of malicious clients to tolerate.
         keep: Number of updates to select; more than one is multi-Krum.
 
     Returns:
-        The indices of the selected updates, ascending; ties go to the first.
+        The indices of the selected updates, ascending. If scores are equal, the first is selected.
 
     Example:
         >>> points = torch.tensor([0.0, 0.1, 0.2, 9.0, 0.3])

@@ -1,8 +1,8 @@
 """The state of an architecture: a dict from name to tensor, and the signature that lists it.
 
-A tied tensor is in a state only once. With an entry for each of its names, it would count twice in
-every sum, norm and distance, and a client could send two values for one weight. ``ag.state_dict``
-adds the other names.
+A state contains a tied tensor only once, although PyTorch's ``state_dict`` lists it under several
+names. Otherwise it would count twice in sums, norms and distances, and a client could send two
+values for one weight. ``ag.state_dict`` adds the other names.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ State: TypeAlias = Mapping[str, Tensor]
 
 
 class Slot(NamedTuple):
-    """One entry of a signature: name, shape, dtype and role of a tensor in a state."""
+    """Name, shape, dtype and role of one tensor (parameter or buffer) of a state."""
 
     name: str
     shape: tuple[int, ...]
@@ -38,7 +38,7 @@ class Slot(NamedTuple):
 
     @property
     def averaged(self) -> bool:
-        """Whether values of this dtype can be scaled and averaged (not integers or bools)."""
+        """Whether values of this dtype can be averaged: true except for integers and bools."""
         return self.torch_dtype.is_floating_point or self.torch_dtype.is_complex
 
 
@@ -101,7 +101,7 @@ def equal(one: Tensor, other: Tensor) -> bool:
 
 
 def missing(name: str, state: State) -> dict[str, Any]:
-    """Return arguments of an error for a missing tensor: the tensors there are, and a hint.
+    """Return arguments of an error for a missing tensor: the existing tensors, and a hint.
 
     >>> missing("fc.bias", {"module.fc.bias": torch.zeros(2)})["hint"]
     "remove the prefix 'module.', or read the state with ag.state_of"

@@ -1,15 +1,14 @@
 """The linear map between the states of two architectures: compose, pull, push, describe.
 
 For every parameter and buffer of the target state, a :class:`Transfer` has an :class:`Entry`, which
-defines how to compute it from the source state. A transfer is a matrix ``A`` (for each entry, the
-Kronecker product of its dimension maps) with three uses:
+defines how to compute this tensor from the source state. Together, the entries are a matrix ``A``:
 
-- ``pull``: ``A θ``, the target's state from the source's (distribution);
-- ``push``: ``Aᵀ θ'`` and its coverage ``|A|ᵀ|A| 1``, back in the source's shape (aggregation). For
-  a map that only selects, the coverage is ``Aᵀ 1``, which counts how often each position was taken.
-  For a map with weights or sums, the coverage is chosen so that ``push(pull(θ)) / coverage``
-  recovers a replicated θ and divides a sum into equal parts;
-- ``describe``: the matrix in words.
+- ``pull`` computes ``A θ``, the target's state from the source's (distribution).
+- ``push`` computes ``Aᵀ θ'`` and its coverage ``|A|ᵀ|A| 1``, in the source's shapes (aggregation).
+  If the transfer only selects values, the coverage counts how often each value was taken. If it
+  replicates values or adds them up, ``push(pull(θ)) / coverage`` recovers the replicated values and
+  divides sums into equal parts.
+- ``describe`` describes the matrix as text.
 """
 
 from __future__ import annotations
@@ -51,12 +50,13 @@ class Transfer:
     Attributes:
         source: Signature of the source state.
         target: Signature of the target state.
-        entries: Dict from each name in the target state to its :class:`Entry`; never changed.
-        notes: Remarks of rewrites for :meth:`describe`; not part of comparisons.
+        entries: Dict from each name in the target state to its :class:`Entry`, which defines how to
+            compute this parameter or buffer. Do not modify the dict.
+        notes: Remarks of rewrites, which :meth:`describe` shows; ignored in comparisons.
 
     Raises:
         RewriteError: If an entry is missing or unknown, its maps do not fit the shapes, or an
-            integer or bool entry is anything but a selection.
+            entry of integers or bools does more than select values.
 
     >>> from archgraph.states import DimMap, Slot
     >>> w = Slot("w", (4, 3), "float32")
@@ -101,13 +101,13 @@ class Transfer:
 
     @staticmethod
     def identity(graph: ArchGraph | Signature) -> Transfer:
-        """Return the map that leaves every state unchanged."""
+        """Return the transfer that leaves every state unchanged."""
         slots = signature(graph)
         return Transfer(slots, slots, {slot.name: Entry.kept(slot) for slot in slots})
 
     @functools.cached_property
     def digest(self) -> str:
-        """SHA-256 of the content; equal for equal transfers."""
+        """SHA-256 digest of the transfer; equal for equal transfers."""
         lines = [repr((self.source, self.target))]
         for name, entry in self.entries.items():
             dims = tuple(None if m is None else dataclasses.astuple(m) for m in entry.dims)
@@ -125,10 +125,10 @@ class Transfer:
         return Transfer, (self.source, self.target, self.entries, self.notes)
 
     def then(self, other: Transfer) -> Transfer:
-        """Compose this map with ``other``: associative, with :meth:`identity` as neutral element.
+        """Return the transfer that applies this transfer, then ``other``.
 
         Raises:
-            RewriteError: If ``other`` does not start where this one ends.
+            RewriteError: If the target of this transfer is not the source of ``other``.
         """
         if self.target != other.source:
             raise RewriteError(
@@ -145,10 +145,10 @@ class Transfer:
         return self.then(other)
 
     def only(self, names: Container[str]) -> Transfer:
-        """Return the part of this map that computes some of the target's entries.
+        """Return the part of this transfer that computes only some tensors of the target.
 
         Args:
-            names: Names of the target entries to keep; all others are dropped.
+            names: Names of the tensors to compute.
 
         >>> slots = (Slot("a", (2,), "float32"), Slot("b", (3,), "float32"))
         >>> Transfer.identity(slots).only({"b"})
@@ -168,20 +168,20 @@ class Transfer:
         partial: bool = False,
         gradients: bool = False,
     ) -> dict[str, Tensor]:
-        """Compute the target's state from the source's, as contiguous copies of its dtype.
+        """Compute the target's state from the source's, as contiguous copies.
 
         Args:
-            state: A state of the source. Entries that no target entry uses may be missing.
-            seed: Seed of the initialised entries. Each has its own random stream, so that composing
-                transfers or reordering entries changes nothing. A generator draws one seed.
-            copy: Whether to copy entries that are equal to a source entry. If False, the result has
-                the source's tensors for them.
-            partial: Whether to skip entries whose source is missing. If False, this is an error.
-            gradients: Whether gradients of the result flow back to the state, so that a part of a
-                model is trained as a function of the global model (FjORD).
+            state: A state of the source. Tensors that the target does not use may be missing.
+            seed: Seed of new parameters that the transfer initialises. The values depend only on
+                the seed and the parameter's name. A generator is used to draw a seed.
+            copy: If False, the result shares tensors that do not change with ``state``.
+            partial: If True, skip tensors of the target whose source is missing in ``state``.
+                Otherwise, a missing source is an error.
+            gradients: If True, gradients of the result flow back to ``state``, so that a part of a
+                model can be trained as a function of the global model (FjORD).
 
         Raises:
-            RewriteError: If the state lacks an entry or one has another shape.
+            RewriteError: If the state lacks a tensor, or a tensor has another shape.
 
         Example:
             >>> from archgraph.states import DimMap
@@ -207,7 +207,7 @@ class Transfer:
         return result
 
     def entry(self, name: str, state: State) -> Tensor:
-        """Compute one entry of the result of :meth:`pull`; it may be a tensor of the state itself.
+        """Compute one tensor of the result of :meth:`pull`, which may share memory with ``state``.
 
         Raises:
             RewriteError: As in :meth:`pull`.
@@ -217,7 +217,7 @@ class Transfer:
         return value
 
     def covered(self, part: State) -> dict[str, Tensor]:
-        """Return the names of the target entries whose source is in ``part``."""
+        """Compute the tensors of the target whose source is in ``part``."""
         names = (n for n, entry in self.entries.items() if entry.source in part) if part else ()
         return {name: self.entry(name, part) for name in names}
 
@@ -245,15 +245,17 @@ class Transfer:
 
     @torch.no_grad()
     def push(self, state: State) -> tuple[dict[str, Tensor], Coverage]:
-        """Apply the transpose: return a target state in the source's shape, and its coverage.
+        """Apply the transpose: map a state of the target back to the source's shapes.
 
-        Target entries with the same source entry are summed. Half precision is summed in float32.
+        Several target tensors from the same source tensor are summed. Half precision is summed in
+        float32.
 
         Returns:
-            The numerator (zero where no entry contributes) and the :class:`Coverage`.
+            The sums (zero for values that are not in the target), and the :class:`Coverage`, the
+            weight of the target on each value.
 
         Raises:
-            RewriteError: If the state lacks an entry or one has another shape.
+            RewriteError: If the state lacks a tensor, or a tensor has another shape.
         """
         shapes = {slot.name: slot.shape for slot in self.target}
         sums: dict[str, Tensor] = {}
@@ -280,11 +282,11 @@ class Transfer:
 
     @functools.cached_property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Dict from each entry of the source to its shape."""
+        """Dict from each name in the source state to its shape."""
         return {slot.name: slot.shape for slot in self.source}
 
     def describe(self) -> str:
-        """Describe notes of rewrites, each changed target entry, and dropped source entries."""
+        """Return a text with notes, changed tensors of the target, and dropped tensors."""
         used = {entry.source for entry in self.entries.values()}
         changed = self._changed()
         lines = [
@@ -317,7 +319,7 @@ class Transfer:
         )._repr_html_()
 
     def summary(self) -> str:
-        """Count the entries taken and initialised, and the values, in one line."""
+        """Return one line with the numbers of taken and initialised tensors, and of values."""
         fresh = sum(entry.source is None for entry in self.entries.values())
         before, after = (sum(math.prod(s.shape) for s in x) for x in (self.source, self.target))
         return (
@@ -335,7 +337,7 @@ class Transfer:
 
     @functools.cached_property
     def views(self) -> Mapping[str, Slices]:
-        """Slices of the target entries that are a single view of their source, up to a scale."""
+        """Dict from each target tensor that is a (scaled) view of its source to its slices."""
         return {
             name: tuple((m and m.window) or slice(None) for m in entry.dims)
             if any(entry.dims)
@@ -391,10 +393,10 @@ def _check(slot: Slot, entry: Entry, sources: Mapping[str, Slot]) -> None:
 
 
 def entry_of(state: State, name: str, shape: tuple[int, ...]) -> Tensor:
-    """Return an entry of a state, with its shape checked.
+    """Return a tensor of a state, and check its shape.
 
     Raises:
-        RewriteError: If the state lacks it or it has another shape.
+        RewriteError: If the state lacks the tensor, or the tensor has another shape.
     """
     expected = list(shape)
     if name not in state:

@@ -1,4 +1,4 @@
-"""Check that an update is a finite state of its architecture, with valid weights and masks."""
+"""Check clients' updates: names, shapes, dtypes, finite values, and options for the average."""
 
 from __future__ import annotations
 
@@ -37,10 +37,12 @@ class Update(NamedTuple):
         transfer: Transfer from the global state to the client's.
         state: The client's state after training.
         weight: Weight of this client relative to the others.
-        scales: Dict from client entry to a factor on the numerator only.
-        rows: Dict from client entry to a vector of 0 and 1 over its first axis, 1 for the rows that
-            this client contributes.
-        unmerged: Client entries that are not merged, and may be missing in the state.
+        scales: Dict from the client's parameter to a factor on its values, which does not affect
+            the divisor of the mean.
+        rows: Dict from the client's parameter to a vector with a 1 for each row that counts and a 0
+            for all other rows.
+        unmerged: Names of the client's parameters and buffers that are not averaged. They may be
+            missing in the state.
     """
 
     transfer: Transfer
@@ -52,7 +54,7 @@ class Update(NamedTuple):
 
 
 class ExpectedEntry(NamedTuple):
-    """A slot with its torch objects, created once, so that checking an update is fast."""
+    """A tensor that an update must have, with its shape and dtype as torch objects."""
 
     slot: Slot
     name: str
@@ -62,7 +64,7 @@ class ExpectedEntry(NamedTuple):
 
 
 def expected_entries(graph: ArchGraph | Signature) -> tuple[ExpectedEntry, ...]:
-    """Return the entries that an update of this architecture must have, in order."""
+    """Return the tensors that an update of this architecture must have, in order."""
     return _of_graph(graph) if isinstance(graph, ArchGraph) else _of_slots(graph)
 
 
@@ -80,14 +82,15 @@ def _of_slots(slots: Signature) -> tuple[ExpectedEntry, ...]:
 
 @torch.no_grad()
 def unsummable(graph: ArchGraph | Signature, state: State) -> dict[str, Tensor]:
-    """Return entries that cannot be summed and never change, such as attention masks of −∞.
+    """Return tensors that cannot be summed and never change, such as attention masks of −∞.
 
-    These are neither trained nor written by forward, and have values that are infinite or not below
-    ``LARGEST``. The result is empty for a signature, which does not show how an entry is used.
+    These tensors are neither trained nor written by forward, and have infinite values or values of
+    ``LARGEST`` or more. For a signature, the result is empty, because a signature does not show how
+    a tensor is used.
 
     Args:
-        graph: The architecture.
-        state: State of the architecture; entries may be missing.
+        graph: The architecture, or its signature.
+        state: State of the architecture; tensors may be missing.
 
     Example:
         >>> from torch import nn, zeros
@@ -129,15 +132,14 @@ def check_update(
     Args:
         graph: The architecture, or its signature.
         state: The update.
-        finite: Whether to check values, too, for NaN, infinity and numbers that are too large to be
-            summed (one pass).
-        optional: Entries that may be missing, such as those that stay with the client.
-        fixed: Result of :func:`unsummable` on the previous state; values that are still equal to
+        finite: If True, also check that no value is NaN, infinite or too large to be summed.
+        optional: Names of tensors that may be missing, such as those that stay with the client.
+        fixed: Result of :func:`unsummable` on the previous state. Tensors that are still equal to
             these are not checked.
 
     Raises:
-        RejectedUpdate: For a missing or unknown entry, a wrong type, shape or dtype, NaN, infinity
-            or a value of 1.2e24 (2⁸⁰) or more; names the entry.
+        RejectedUpdate: If a tensor is missing or unknown, has a wrong type, shape or dtype, or has
+            a value that is NaN, infinite, or 1.2e24 (2⁸⁰) or more. The message names the tensor.
 
     >>> slots = (Slot("w", (2,), "float32"),)
     >>> check_update(slots, {"w": torch.tensor([1.0, float("nan")])})
@@ -194,7 +196,7 @@ def foreign(value: object) -> str | None:
 
 
 def finite(values: Tensor) -> bool:
-    """Return whether all values are finite; a finite sum proves it in one pass without writing.
+    """Return whether all values are finite.
 
     >>> finite(torch.tensor([3e38, 3e38])), finite(torch.tensor([float("inf"), -float("inf")]))
     (True, False)
@@ -269,13 +271,13 @@ def _check_value(name: str, value: Tensor) -> None:
 def check_options(update: Update) -> None:
     """Check the options of an update.
 
-    1. The weight is a number that can be compared with others in double precision.
-    2. Scales, masks and unmerged entries name entries of the client.
-    3. Scales are numbers; as values have the same bound, no product overflows.
-    4. A mask has a 0 or 1 for each row of its entry.
+    1. The weight is a number between 2⁻⁸⁰ and 2⁸⁰.
+    2. ``scales``, ``rows`` and ``unmerged`` contain only names of the client's state.
+    3. Scales are numbers below 2⁸⁰, so that products with values do not overflow.
+    4. Each mask in ``rows`` has a 0 or 1 for each row of its tensor.
 
     Raises:
-        RejectedUpdate: For an unusable weight, scale or row mask, or an entry that does not exist.
+        RejectedUpdate: If the weight, a scale or a mask is invalid, or a name does not exist.
     """
     if not (_number(update.weight) and 1 / LARGEST < update.weight < LARGEST):  # 1
         raise RejectedUpdate("weight is not between 2**-80 and 2**80", found=update.weight)

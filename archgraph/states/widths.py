@@ -15,15 +15,14 @@ from archgraph.states.transfer import Transfer
 
 @takes_graph
 def widths(graph: ArchGraph, transfer: Transfer) -> dict[str, int]:
-    """Return a dict from axis to the number of its positions that a transfer keeps.
+    """Return a dict from axis to the number of its positions (channels) that a transfer keeps.
 
-    The counts come from the dimension maps, so any narrow architecture can be used. After skipped
-    blocks of a chain, an axis is as wide as the axis that enters them. Other axes without remaining
-    positions are omitted.
+    If blocks were removed, the axis of their results has the width of the axis of their inputs.
+    Other axes that the narrow architecture does not have are omitted.
 
     Args:
         graph: The architecture at which the transfer starts.
-        transfer: Transfer from its state to the state of a narrower architecture.
+        transfer: Transfer from a state of ``graph`` to a state of a narrower architecture.
 
     Example:
         >>> from torch import nn, zeros

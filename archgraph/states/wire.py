@@ -1,7 +1,7 @@
-"""Tensors and plain values as bytes: safetensors, with the plain values as JSON in its header.
+"""Encode tensors, numbers and texts as bytes: safetensors, with all other values as JSON in it.
 
-This is the only such format: worker processes' results, Flower's messages, spilled updates and
-checkpoints use it. Reading a message never executes code from it.
+Results of worker processes, Flower's messages, updates on disk and checkpoints all use this format.
+Reading a message never executes code from it.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ _DAMAGED = (ValueError, TypeError, LookupError, AttributeError, OverflowError, R
 
 
 def carried(kind: K) -> K:
-    """Decorate a frozen dataclass or named tuple, so that messages can contain it.
+    """Decorate a frozen dataclass or named tuple, so that messages can contain its values.
 
-    A reader creates values of decorated types only, whatever a message says.
+    :func:`decode` creates only values of decorated types, whatever a message contains.
     """
     _KINDS[kind.__name__] = kind
     return kind
 
 
 def dense(tensor: Tensor) -> Tensor:
-    """Return a tensor in the form to be written: detached, resolved and contiguous, on the CPU."""
+    """Return a tensor that is ready to be written: detached and contiguous, on the CPU."""
     return tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
 
 
@@ -77,15 +77,15 @@ def from_raw(buffer: bytes | memoryview, dtype: torch.dtype, shape: tuple[int, .
 
 
 def encode(value: Any) -> bytes:
-    """Encode plain values and tensors, nested to any depth, as one message.
+    """Encode numbers, texts and tensors, nested to any depth, as one message.
 
     Args:
-        value: None, booleans, numbers, strings, tensors; lists, tuples and mappings with string
-            keys of these; and values of :func:`carried` types with such fields.
+        value: None, a boolean, number, string or tensor; a list, tuple or dict with string keys of
+            encodable values; or a value of a :func:`carried` type with encodable fields.
 
     Raises:
-        TypeError: If it contains anything else.
-        RunError: For a tensor that is not dense, or has a dtype that the format lacks.
+        TypeError: If the value contains anything else.
+        RunError: If a tensor is not dense, or has a dtype that the format lacks.
 
     Example:
         >>> decode(encode({"weight": torch.ones(2), "loss": 0.5}))
@@ -97,10 +97,10 @@ def encode(value: Any) -> bytes:
 
 
 def decode(message: bytes) -> Any:
-    """Decode a message of :func:`encode`, with tensors in their own memory; tuples become lists.
+    """Decode a message of :func:`encode`; tuples become lists.
 
     Raises:
-        RejectedUpdate: If it is not such a message.
+        RejectedUpdate: If the message was not written by :func:`encode`, or is damaged.
     """
     try:
         start = 8 + int.from_bytes(message[:8], "little")
@@ -112,10 +112,10 @@ def decode(message: bytes) -> Any:
 
 
 def save_tensors(path: str | os.PathLike[str], state: State) -> None:
-    """Write tensors to a safetensors file, which keeps their order.
+    """Write tensors to a safetensors file, with their order.
 
     Raises:
-        RunError: For a tensor that is not dense, or has a dtype that the format lacks.
+        RunError: If a tensor is not dense, or has a dtype that the format lacks.
     """
     check_tensors(state)
     tensors = _apart(state)
@@ -125,12 +125,12 @@ def save_tensors(path: str | os.PathLike[str], state: State) -> None:
 def load_tensors(path: str | os.PathLike[str]) -> dict[str, Tensor]:
     """Read tensors written by :func:`save_tensors`, in their order.
 
-    The file is memory-mapped: a tensor is read when it is used, and processes that read the same
-    file share its memory until they write to it.
+    The file is memory-mapped: a tensor is read when it is used. Processes that read the same file
+    share memory until they write to it.
 
     Raises:
-        SafetensorError: If it is not such a file.
-        ValueError: If the stored order names other tensors than the file contains.
+        SafetensorError: If the file is not a safetensors file.
+        ValueError: If the stored order has other names than the tensors in the file.
     """
     with safe_open(path, "pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # no mapping
@@ -159,7 +159,7 @@ def check_tensors(state: State) -> None:
     """Check that tensors can be sent and stored.
 
     Raises:
-        RunError: For a tensor that is not dense, or has a dtype that the format lacks.
+        RunError: If a tensor is not dense, or has a dtype that the format lacks.
 
     Example:
         >>> check_tensors({"weight": torch.ones(2, dtype=torch.complex64)})

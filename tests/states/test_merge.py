@@ -824,9 +824,9 @@ def test_the_result_is_taken_once():
     with pytest.raises(ArchGraphError, match="fc: factor of an unknown entry"):
         merger.result({"fc": 1.0})
     merger.result()
-    with pytest.raises(ArchGraphError, match="already taken; make a new Merger"):
+    with pytest.raises(ArchGraphError, match="already returned; create a new Merger"):
         merger.result()
-    with pytest.raises(ArchGraphError, match="already taken"):
+    with pytest.raises(ArchGraphError, match="already returned"):
         add(merger, client("full", 1))
 
 

@@ -857,7 +857,7 @@ def test_intermediate_layers_that_look_past_the_extractor_are_refused():
     for name, peek in (("blind", False), ("peeks", True)):
         made = ag.trace(Text(peek), torch.zeros(2, 4, dtype=torch.long))
         tiers[name] = made.graph, dict(made.state)
-    with pytest.raises(ag.RunError, match=r"tier peeks: other features enter or leave .*in/1"):
+    with pytest.raises(ag.RunError, match=r"intermediate layers have other inputs .*in/1"):
         FedIN(after="embed", before="head").init(world_of(tiers, ["blind", "peeks"]))
 
 

@@ -164,7 +164,7 @@ def test_tiers_that_are_not_nested_are_refused_with_those_that_serve_them(lab, t
 
 def test_distillation_needs_classes(lab):
     world = lab.replace(lab.uniform(1), learning=TASKS["regression"])
-    with pytest.raises(ag.RunError, match=r"distil: distillation compares probabilities"):
+    with pytest.raises(ag.RunError, match=r"distil: distillation compares class prob"):
         FjORD(distil=True).init(world)
     assert FjORD().init(world)
 

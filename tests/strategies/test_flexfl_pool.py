@@ -84,7 +84,7 @@ def test_without_the_share_of_zeros_of_an_axis_it_is_refused(deep):
         (wrong[0], "3.out"),
         (wrong[1], "1.out"),
     ):
-        message = rf"flexfl_pool.apoz: FlexFL needs the share of zeros .*no share from 0 to 1 for {missing}; measure"
+        message = rf"flexfl_pool.apoz: FlexFL needs the fraction of zeros .*no fraction from 0 to 1 for {missing}; measure"
         with pytest.raises(ag.RunError, match=message):
             FlexFLPool(apoz=apoz).init(deep("half", "full"))
 
@@ -150,5 +150,5 @@ def test_without_distillation_every_client_trains_alike(deep):
 def test_a_tier_smaller_than_any_submodel_is_refused(deep, lab):
     world = deep("half")
     tier = lab.replace(world.tiers[0], graph=ag.trace(nn.Linear(2, 2), torch.zeros(1, 2)).graph)
-    with pytest.raises(ag.RunError, match=r"tier half: no submodel is as small; .* at least"):
+    with pytest.raises(ag.RunError, match=r"tier half: smaller than every submodel; .* at least"):
         FlexFLPool(apoz=EVEN).init(lab.replace(world, tiers=(tier,)))

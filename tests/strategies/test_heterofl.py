@@ -213,7 +213,7 @@ def test_dynamic_tiers_are_redrawn_with_the_familys_odds(lab, tiers):
 
 
 def test_dynamic_widths_and_kept_statistics_exclude_one_another():
-    with pytest.raises(ag.SpecError, match="norm: kept statistics have the width"):
+    with pytest.raises(ag.SpecError, match="norm: kept statistics would have the width"):
         HeteroFL(mode="dynamic", norm="local")
 
 

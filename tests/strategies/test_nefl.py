@@ -607,7 +607,7 @@ def test_options_that_contradict_one_another_are_refused():
         NeFL(spread=-1)
     with pytest.raises(ag.SpecError, match="initial: needs step sizes"):
         NeFL(steps="off", initial="ode")
-    with pytest.raises(ag.SpecError, match="norm: kept statistics have the size"):
+    with pytest.raises(ag.SpecError, match="norm: kept statistics would have the size"):
         NeFL(norm="local")
     assert NeFL(norm="local", spread=0).norm == "local"
 

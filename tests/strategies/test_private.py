@@ -199,7 +199,7 @@ def test_windows_that_move_cannot_be_kept(tmp_path: Path):
     for name in MOVING:
         with pytest.raises(ag.RunError, match="changes from round to round"):
             run_of(name, tmp_path, "private: ['head.linear.*']")
-    with pytest.raises(ag.RunError, match="running statistics of every width"):
+    with pytest.raises(ag.RunError, match="running statistics are averaged per width"):
         run_of("fjord", tmp_path, "private: ['head.bn.*']")
 
 
