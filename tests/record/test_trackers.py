@@ -152,7 +152,10 @@ def test_tensorboard_holds_the_scalars_of_every_round(run, tmp_path):
         ("{console: {stream: a}}", "trackers.console.stream: unknown option; found 'stream'"),
         ("csv", "trackers: csv: lacks an output: the run has no folder; name a run"),
         ("tensorboard", "trackers: tensorboard: needs the package tensorboard; found import"),
-        ("wandb", "one of console, csv, tensorboard; it is gone: pass an object that logs to it"),
+        (
+            "wandb",
+            "one of console, csv, tensorboard; it was removed: pass an object that logs to it",
+        ),
         ("{csv: {}, console: {}}", "e.yaml:8: trackers[0]: must be one name with its options"),
     ],
     ids=["unknown", "option", "value", "none", "folder", "package", "gone", "two"],

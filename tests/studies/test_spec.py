@@ -132,7 +132,9 @@ def test_a_trivial_row_has_its_data_and_no_strategy(made):
 
 def test_keys_that_are_gone_name_their_successor(made):
     for key, words in {"claims: []": "compare: ", "gate: [worst]": "trivial: "}.items():
-        with pytest.raises(SpecError, match=rf"study\.yaml:1: {key[:4]}.* it is gone: .*{words}"):
+        with pytest.raises(
+            SpecError, match=rf"study\.yaml:1: {key[:4]}.* it was removed: .*{words}"
+        ):
             made(f"{key}\n{STUDY}")
 
 
