@@ -507,7 +507,7 @@ def test_weights_are_written_at_the_positions_that_were_chosen(here: Path, ask: 
     scores = {axis.name: [*range(axis.size)] for axis in archgraph.axes(graph).free}
     archgraph.Importance(scores, {}).save("scores.safetensors")
     words = ask.split()
-    hint = "add --state FILE --weights FILE to keep the chosen positions"
+    hint = "add --state FILE --weights FILE"
     alone = call(*words, "-o", "small.yaml")
     assert alone.exit_code == 0 and hint in alone.output, alone.output
     files = ("--state", "full.safetensors", "--weights", "w.safetensors")
