@@ -791,7 +791,7 @@ def test_run_that_diverges_says_who_and_fails(here: Path):
         "run", "experiment.yaml", "--set", "local.lr=1e30", "--set", "rounds=2", "--out", "w"
     )
     assert wild.exit_code == 1, wild.output
-    assert "updates refused: client " in wild.stderr and "rounds 1–2" in wild.stderr
+    assert "updates rejected: client " in wild.stderr and "rounds 1–2" in wild.stderr
     assert "training has diverged" in wild.output
 
 

@@ -454,7 +454,9 @@ MISTAKES = {
         "'rounds': is set twice, to 3 and 4",
     ),
     "nothing to resume": Mistake(
-        {}, RUN + " --resume", "out: no run to resume; found no run.yaml; start it without resume"
+        {},
+        RUN + " --resume",
+        "out: no run to resume; found no run.yaml; start the run without resume",
     ),
     "a misspelt tracker": Mistake(
         experiment("rounds: 2", "rounds: 2\ntrackers: [tensorbord]"),
