@@ -746,7 +746,7 @@ def test_run_resume_and_report(here: Path):
     more = call("run", "experiment.yaml", "--out", "first", "--set", "rounds=2", "--resume")
     assert more.exit_code == 0, more.stderr
     assert "resumes after round 1\nround 2 of 2: " in more.stderr
-    assert "from round 2 on rounds: 2 instead of 1" in " ".join(more.output.split())
+    assert "from round 2, rounds: 2 instead of 1" in " ".join(more.output.split())
     assert len((here / "first/metrics.jsonl").read_text().splitlines()) == 2
     page = call("report", "first", "-o", "page.html")
     assert page.exit_code == 0, page.stderr
