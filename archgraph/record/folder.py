@@ -363,8 +363,7 @@ class RunRecord:
             with contextlib.suppress(RunError):
                 self._read(earlier)
                 return f"resume from an earlier checkpoint (--resume-from {earlier})"
-        return "there is no intact earlier checkpoint: restore the file, or start again "
-        "(--overwrite)"
+        return "no earlier checkpoint is intact: restore the file, or start again (--overwrite)"
 
     def _path(self, number: int) -> Path:
         return self.folder / "checkpoints" / f"round-{number:06d}"
