@@ -548,7 +548,7 @@ def _written(folder: Path) -> Iterator[Path]:
 
 
 def _leftovers(folder: Path) -> Iterator[Path]:
-    """Yield drafts that a crash left behind."""
+    """Yield the drafts that remain after a crash."""
     for path in (folder, folder / "models", folder / "checkpoints"):
         yield from path.glob(f"{DRAFT}*")
 

@@ -35,7 +35,7 @@ def _checked_size(
     """Check the cells of a size. Return a description, and whether code was not imported.
 
     1. Cells with the same run share an experiment, which is checked once for all studies.
-    2. Of several experiments with the same start, only the first is started; the others are only
+    2. If several experiments have the same start, the first is started, and the others are only
        prepared.
     """
     from archgraph.engine.files import checked_experiment
