@@ -1,7 +1,7 @@
-"""The command line: parses arguments; each command is one call into the library.
+"""The command line, whose commands parse arguments and call the library.
 
-Every mistake gives one message on standard error and exit code 2 (`check` prints a file's mistake
-below its name); `--debug` adds the traceback. Heavy modules are only imported by the commands that
+Every mistake gives one message on standard error and exit code 2 (`check` prints the mistakes of a
+file below its name). `--debug` adds the traceback. Commands import large modules only when they
 need them, so that `archgraph --help` is fast.
 """
 

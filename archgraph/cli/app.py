@@ -46,7 +46,7 @@ class Commands(TyperGroup):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the command; name the replacement of a removed one."""
+        """Return the command. The error about a removed command names its replacement."""
         if args[0] in GONE and self.get_command(ctx, args[0]) is None:
             ctx.fail(f"No such command '{args[0]}'; {GONE[args[0]]}")
         return super().resolve_command(ctx, args)
@@ -101,7 +101,7 @@ class NotePrinter(logging.Handler):
 
 @contextlib.contextmanager
 def _notes() -> Iterator[None]:
-    """Print notes where graphs differ from their models, instead of Python warnings."""
+    """Print notes about graphs that differ from their models, instead of Python warnings."""
     log, printer = logging.getLogger("archgraph.notes"), NotePrinter()
     level = log.level
     log.addHandler(printer)
@@ -117,7 +117,7 @@ def _notes() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _terminable() -> Iterator[None]:
-    """End on SIGTERM as on SIGINT, so that partly written files are removed."""
+    """Treat SIGTERM like SIGINT, so that partly written files are removed."""
     main = threading.current_thread() is threading.main_thread()  # only this receives signals
     if not main or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         yield
@@ -155,7 +155,7 @@ class Command(TyperCommand):
 
 
 class Training(Command):
-    """A command that trains, with normal garbage collection: cycles may keep activations."""
+    """A command that trains, with normal garbage collection, since cycles may keep activations."""
 
     thresholds = gc.get_threshold()
 
@@ -168,7 +168,8 @@ app = typer.Typer(
     # rich would double the time of --help.
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Model architectures as values, for federated learning with different models per client.",
+    help="Describe, rewrite and train models for federated learning in which clients have "
+    "different models.",
 )
 
 command = functools.partial(app.command, cls=Command)
@@ -200,11 +201,11 @@ def _options(
 
 @contextlib.contextmanager
 def consent() -> Iterator[None]:
-    """Allow files to name Python code, including code in the current folder, for a while.
+    """Allow files to name Python code, including code in the current folder, inside this context.
 
-    The current folder comes after all installed packages. Without consent it is not searched: a
-    module in it could replace a package that is not installed, and package metadata in it could
-    register a strategy.
+    The current folder is searched after all installed packages. Without consent, it is not
+    searched, since a module in it could replace a package that is not installed, and package
+    metadata in it could register a strategy.
     """
     from archgraph.language.consent import allowed
 

@@ -101,12 +101,14 @@ def read_graph(file: Path, choose: Sequence[str] | None = None) -> ArchGraph:
 def with_states(
     models: Sequence[str], files: Sequence[Path] | None
 ) -> list[tuple[Address, Path | None]]:
-    """Return the models with their files of weights, which are in the order of the models."""
+    """Return each model with its file of weights; both lists have the same order."""
     from archgraph.engine.address import Address
 
     weights = list(files or ())
     if len(weights) > len(models):
-        raise SpecError("more files than models", where="--state", found=str(weights[len(models)]))
+        raise SpecError(
+            "there are more files than models", where="--state", found=str(weights[len(models)])
+        )
     padded = [*weights, *[None] * (len(models) - len(weights))]
     return [(Address.of(text), file) for text, file in zip(models, padded, strict=True)]
 
@@ -166,7 +168,7 @@ def experiment_of(file: Path, settings: Sequence[str] | None) -> ExperimentSpec:
     changes = settings_of(settings)
     if not changes:
         return spec
-    # The family stays as read: its files are relative to the experiment, not to `--set`.
+    # The family is not changed: its paths are relative to the experiment file, not to `--set`.
     data = spec.model_dump(mode="python", by_alias=True, exclude_unset=True, exclude={"family"})
     for key, value in changes.items():
         at: Json = data
@@ -188,9 +190,9 @@ def experiment_of(file: Path, settings: Sequence[str] | None) -> ExperimentSpec:
 
 @contextlib.contextmanager
 def typed(name: str, data: Mapping[str, Json], prefix: str) -> Iterator[Document]:
-    """Treat values from the command line, which have no file or line, as a document.
+    """Treat values from the command line as a document.
 
-    An error names the option or key after ``prefix``.
+    An error names the option or key after ``prefix``, since there is no file or line.
     """
     from archgraph.language.document import Document, places
 

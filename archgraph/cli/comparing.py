@@ -41,16 +41,17 @@ def compare(
         bool,
         typer.Option(
             "--tiers",
-            help="Add a column for each tier (the clients with one architecture): the metric on "
-            "test data with the class distribution of each client, averaged over the clients.",
+            help="Add a column for each tier (the clients with one architecture). It shows the "
+            "mean over the tier's clients of the metric on test data with the class "
+            "distribution of the client.",
         ),
     ] = False,
     last: Annotated[
         float | None,
         typer.Option(
             metavar="PART",
-            help="Average over the tests of the last rounds: a share of all rounds (0.2) or a "
-            "number of rounds (5).",
+            help="Average over the tests in the last rounds: a fraction of all rounds (0.2) or "
+            "a number of rounds (5).",
         ),
     ] = None,
     rows: Annotated[
@@ -88,22 +89,22 @@ def compare(
     """Compare two models, or several runs.
 
     For two models: prints a row for each part that is missing, new or copied, each axis that is
-    narrower or wider, and each operator whose arguments differ. The family determines how the
-    weights of two of its models correspond. Other models are matched by structure, independently of
-    names. The exit code is 1 if the models differ.
+    narrower or wider, and each operator whose arguments differ. Two models of a family are matched
+    as the family defines. Other models are matched by structure, independently of names. The exit
+    code is 1 if the models differ.
 
     For runs: prints a row for each experiment. Runs that differ only in their seed share a row,
-    which shows the mean ± the standard deviation over the seeds. The columns are: the metric of the
-    worst and of the average submodel on all test data; the metric on test data with the class
-    distribution of each client, averaged over the clients; and the time. The settings in which the
-    rows differ are listed below the table. The values are from the last test; with --last, they are
+    which shows the mean ± the standard deviation over the seeds. The columns show the metric of the
+    worst submodel and the mean over the submodels on all test data, the metric of the clients on
+    test data with their own class distributions, and the time. The settings in which the rows
+    differ are listed below the table. The values are from the last test; with --last, they are
     means over several tests.
 
     With --output, each plot is written at the column width of a paper, with a font size of at least
     7 points and the legend below the axes: FOLDER/average.pdf, FOLDER/worst.pdf, …. `average` and
-    `worst` plot the main metric of the submodels against the round. `bytes` and `macs` plot the
-    metric of the average submodel against the bytes sent and against the MACs computed. `time`
-    shows the seconds per round.
+    `worst` plot the mean and the worst metric of the submodels against the round. `bytes` and
+    `macs` plot the mean against the bytes sent and against the MACs computed. `time` shows the
+    seconds per round.
     """
     from archgraph.engine.address import Address
 
@@ -152,13 +153,13 @@ def _compare_models(a: Address, b: Address, as_json: bool) -> None:
     from archgraph.graph.passes import renumber
     from archgraph.relate.correspond import correspond
 
-    # The transfers of a family determine exactly which part comes from which.
+    # The transfers of a family record exactly which parts correspond.
     way = None
     if a.path == b.path and (first := a.transfer) and (second := b.transfer):
         way = first, second
     one, two = a.graph(), b.graph()
     matched = correspond(one, two, way)
-    # Correspondence is by structure: only this is exact.
+    # Matched by structure; only equal graphs are certain to be the same architecture.
     same = renumber(one) == renumber(two)
     if as_json:
         say_json(matched.plain())

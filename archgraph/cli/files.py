@@ -23,12 +23,12 @@ def check(
     """Check files for mistakes.
 
     Checks models, families, experiments and studies. For an experiment, the command finds every
-    mistake that a run would report before its first round. It reads data files of your own, but not
-    data sets that archgraph knows by name. For a study (a table of experiments), it checks the
-    experiment of every cell.
+    mistake that a run would report before its first round. It reads your own data files, but not
+    the data sets that archgraph knows by name, such as mnist. For a study (a table of experiments),
+    it checks the experiment of every cell.
 
-    Python code that files name is only run with your consent (--python). Without --python, only the
-    form of such files is checked. --set changes settings of a single experiment, as for `run`.
+    Python code that files name is run only with your consent (--python). Without --python, only the
+    form of such files is checked. --set changes the settings of a single experiment, as for `run`.
 
     In a folder, all YAML files are checked. The exit code is 2 if any file is invalid.
     """
@@ -56,8 +56,8 @@ def check(
     say(f"{good} of {plural(total, 'file')} {'is' if total == 1 else 'are'} valid")
     if words["form"]:
         say(
-            f"only the form of {words['form']} of them was checked: use --python to run their "
-            "Python code and check its sections, axes and inputs"
+            f"only the form of {words['form']} of them was checked; with --python, their "
+            "Python code is run, and sections, axes and inputs are checked, too"
         )
     if words["FAIL"]:
         raise typer.Exit(BAD_INPUT)

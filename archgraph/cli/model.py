@@ -133,9 +133,9 @@ def explain(
     """Explain which axes can be resized and which blocks removed, or why not.
 
     An axis is a dimension of tensors, such as the channels of a layer; tensors that must have the
-    same size share an axis. An axis that cannot be resized is pinned. The command shows the reason
-    for each pinned axis and how to make the axis resizable, and how much is saved by halving an
-    axis or removing a block. Similar consecutive parts share a row.
+    same size share an axis. An axis that cannot be resized is pinned. For each pinned axis, the
+    command shows the reason and how to make the axis resizable. It also shows the savings from
+    halving each axis and from removing each block. Similar consecutive parts share a row.
 
     With NAME, the command lists every matching part in its own row. For an axis, the command also
     lists the parameters and buffers that are resized with the axis. For a family, the global model
@@ -157,12 +157,12 @@ def draw(
     detail: Annotated[
         Literal["section", "block", "node"],
         typer.Option(
-            help="Level up to which the model is opened. section: a box per block; block: a box "
-            "per layer; node: a box per operator."
+            help="Level of detail. section: a box per block; block: a box per layer; node: a "
+            "box per operator."
         ),
     ] = "block",
     fold: Annotated[
-        bool, typer.Option(help="Show equal consecutive blocks once, with their number.")
+        bool, typer.Option(help="Show equal consecutive blocks once, with a count.")
     ] = True,
     width: Annotated[
         str | None,
@@ -175,10 +175,12 @@ def draw(
     title: Annotated[
         str | None, typer.Option(help="Heading; '' for no heading; default: the model's name.")
     ] = None,
-    legend: Annotated[bool, typer.Option(help="Add a legend of marks and colours.")] = True,
+    legend: Annotated[
+        bool, typer.Option(help="Add a legend that explains marks and colours.")
+    ] = True,
     form: Annotated[
         Literal["svg", "png", "pdf", "dot"],
-        typer.Option("--format", help="Format of the pictures of a family."),
+        typer.Option("--format", help="File format for the models of a family."),
     ] = "svg",
     choose: Choose = None,
 ) -> None:
@@ -186,8 +188,8 @@ def draw(
 
     A model is drawn into a file (.svg .png .pdf .dot), a family into a folder. Without --output,
     the DOT text of a model is printed, and a family is drawn into a folder named after it. If
-    --output is a file, only the family's global model is drawn. For each part, this picture shows
-    how many clients train the part, and which share of its weights they train.
+    --output is a file, only the family's global model is drawn. For each part, it shows how many
+    clients train the part, and which fraction of its weights they train.
     """
     from archgraph.display import coverage, draw_family
     from archgraph.display import draw as drawn
@@ -239,7 +241,8 @@ def view(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Importance scores saved by `ag.importance(…).save`; colours show them.",
+            help="Importance scores saved by `ag.importance(…).save`, which the page shows as "
+            "colours.",
         ),
     ] = None,
 ) -> None:
@@ -247,9 +250,9 @@ def view(
 
     The page is one HTML file that opens from disk and loads no other files. Sections, blocks and
     operators open on a click. Each part shows its shapes, parameters and MACs, and why an axis
-    cannot be resized. For a family or run, each part also shows which clients have which positions
-    (indices) along an axis. Several models are shown side by side. Without --output, the page is
-    named after the first file.
+    cannot be resized. For a family or run, each part also shows which positions (indices) along an
+    axis each client has. Several models are shown side by side. Without --output, the page is named
+    after the first file.
     """
     from archgraph.engine.address import Address
     from archgraph.states.importance import Importance

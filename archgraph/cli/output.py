@@ -36,7 +36,7 @@ SECONDS = 10.0
 
 def message(error: Exception) -> str:
     """Describe an error in one line."""
-    # All errors have the same form, whatever raised them.
+    # Errors of all libraries are printed in the same form.
     if isinstance(error, OSError):
         error = RunError("cannot be used", where=error.filename, found=os_reason(error))
     if isinstance(error, RecursionError):  # YAML, or a graph's text

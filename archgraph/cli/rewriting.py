@@ -36,7 +36,10 @@ if TYPE_CHECKING:
     from archgraph.language.family import Rewrites
     from archgraph.states import Rewritten, State
 
-_NO_POSITIONS = "only its sizes: add --state FILE --weights FILE to keep the chosen positions"
+_NO_POSITIONS = (
+    "the file contains only sizes; to also save the weights at the selected "
+    "positions, add --state FILE --weights FILE"
+)
 
 StateFile = Annotated[
     Path | None, typer.Option("--state", metavar="FILE", help="Weights of the model (safetensors).")
@@ -46,8 +49,8 @@ WeightsFile = Annotated[
     typer.Option(
         "--weights",
         metavar="FILE",
-        help="Also write the weights of the new model (safetensors): the part of the weights in "
-        "--state or the model file that the new model keeps.",
+        help="Also write the weights of the new model (safetensors), which are selected from "
+        "the weights in --state or in the model file.",
     ),
 ]
 
@@ -56,7 +59,10 @@ def _budget(measure: str) -> Any:
     """Return the option for a budget, with the units of its measure."""
     row = MEASURES[measure]
     units = ", ".join(filter(None, row.units))
-    text = f"Budget for {row.text}: a share, 0.5 or 50%, or an amount, {row.example} ({units})."
+    text = (
+        f"Budget for {row.text}: a fraction of the model (0.5 or 50%), or a number such as "
+        f"{row.example} (units: {units})."
+    )
     return typer.Option(metavar="BUDGET", help=text)
 
 
@@ -83,9 +89,9 @@ def rewrite(
     --take 0.5, --take layer1.*=0.5, --take 'sizes={heads: 4}'. `archgraph help NAME` explains a
     rewrite.
 
-    Prints the new sizes next to the old sizes. --output writes the new architecture. An
-    architecture has sizes only: if a rewrite chooses positions (indices along an axis, such as the
-    most important channels), --weights writes the weights at these positions.
+    Prints the new sizes next to the old sizes. --output writes the new architecture. This file
+    contains only sizes. If a rewrite selects positions (indices along an axis, such as the most
+    important channels), use --weights to write the weights at these positions.
 
     For a folder saved by transformers, --output FOLDER writes a new folder. The weights are copied
     from file to file, and --verify does not check them.
@@ -101,7 +107,9 @@ def rewrite(
     if is_transformers(file):
         if state or weights:
             option = "--state" if state else "--weights"
-            raise SpecError("is not for a folder, whose weights are always written", where=option)
+            raise SpecError(
+                "cannot be combined with a folder, which always contains the weights", where=option
+            )
         _rewrite_folder(file, requested, output, verify, details)
         return
     graph, full = _with_state(file, choose, state, weights)
@@ -130,7 +138,7 @@ def _rewrite_folder(
         check_new(output, folder)
     graph, state = load_folder(folder)
     if verify:
-        say("note: --verify is ignored: it needs weights, which stay in their files")
+        say("note: --verify is ignored, because the weights of a folder are not loaded")
     result = rewritten(graph, requested, verify=False, where=_flag)
     _show_rewritten(graph, result, details)
     if output is None:
@@ -179,9 +187,9 @@ def fit(
         str | None,
         typer.Option(
             metavar="SHAPE",
-            help="free: the sizes that use the budget best; nested: a smaller budget selects a "
-            "part of the submodel of a larger budget; uniform: the same share of every width "
-            "(default: free).",
+            help="free: the sizes that use the budget best; nested: the submodel of a smaller "
+            "budget is part of the submodel of a larger budget; uniform: the same fraction of "
+            "every width (default: free).",
         ),
     ] = None,
     importance: Annotated[
@@ -189,7 +197,7 @@ def fit(
         typer.Option(
             metavar="FILE",
             help="Scores saved by `ag.importance(…).save`: keep the positions (indices along an "
-            "axis) with the best scores instead of the first.",
+            "axis) with the best scores, not the first positions.",
         ),
     ] = None,
     multiple: Annotated[
@@ -210,11 +218,11 @@ def fit(
 ) -> None:
     """Find the largest submodel within a budget.
 
-    A budget is a share of the whole model (0.5 or 50%) or an amount (10M or 50MB). Several budgets
-    can be combined. The command prints the costs of the submodel, and the axes that became
-    narrower. --output writes the architecture, which has sizes only: the positions that
-    --importance chose are not part of it. Use --weights to write the weights at these positions. In
-    a family file, use the key `fit` of a client.
+    A budget is a fraction of the whole model (0.5 or 50%) or a number (10M or 50MB). Several
+    budgets can be combined. The command prints the costs of the submodel, and the axes that became
+    narrower. --output writes the architecture, which contains only sizes. Use --weights to write
+    the weights at the positions that --importance selected. In a family file, use the key `fit` of
+    a client.
     """
     import archgraph
     from archgraph.budgets.report import fit_tables
@@ -248,10 +256,10 @@ def fit(
 def _with_state(
     file: Path, choose: Sequence[str] | None, state: Path | None, weights: Path | None
 ) -> tuple[ArchGraph, State | None]:
-    """Read a model, and its weights if --weights requests those of the new architecture.
+    """Read a model, and also its weights if --weights is used.
 
     Raises:
-        SpecError: If only one of both options is used, and the model file has no weights.
+        SpecError: If only one of --state and --weights is used, and the model file has no weights.
     """
     from archgraph.engine.address import weights_in
     from archgraph.language.loading import load_model
@@ -271,7 +279,7 @@ def _with_state(
 
 
 def _chooses_positions(rewrites: Rewrites) -> bool:
-    """Return whether other positions than the first are kept, which architecture files lack."""
+    """Return whether rewrites keep other positions than the first."""
     return any(
         getattr(getattr(rewrites, key), name, None)
         for key in ("take", "fit", "widen")
@@ -300,7 +308,7 @@ def _with_rows() -> Callable[..., None]:
 
 
 class RewriteCommand(Command):
-    """The command `rewrite`, whose options may omit the value `true`."""
+    """The command `rewrite`, in which an option without a value means `true`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Insert the value `true` after options without a value."""

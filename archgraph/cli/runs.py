@@ -58,14 +58,16 @@ def run(
     data: DataFolder = None,
     workers: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="Processes that train clients in parallel."),
+        typer.Option(
+            min=1, metavar="N", help="Number of processes that train clients in parallel."
+        ),
     ] = None,
     settings: Settings = None,
 ) -> None:
     """Run or resume an experiment."""
     import archgraph
 
-    # As a setting, so that it is checked, and repeated by the command that resumes.
+    # As a setting, so that it is checked, and so that the command that resumes repeats it.
     if workers is not None:
         settings = [*(settings or ()), f"engine.workers={workers}"]
     spec = experiment_of(experiment, settings)
@@ -88,7 +90,7 @@ def run(
     rounds = plural(len(done.rounds), "round")
     say(f"{folder}: {rounds}; `archgraph report {folder}` makes a page of it")
     if not done.sound:
-        complain(f"the run did not end well: {'; '.join(done.troubles)}")
+        complain(f"the run had problems: {'; '.join(done.troubles)}")
         raise typer.Exit(DIFFERENT)
 
 
@@ -151,7 +153,10 @@ def _viewer(log: Log) -> str:
 @training()
 def study(
     paths: Annotated[
-        list[Path], typer.Argument(metavar="STUDY...", help="Study files, or folders of them.")
+        list[Path],
+        typer.Argument(
+            metavar="STUDY...", help="Study files, or folders that contain study files."
+        ),
     ],
     size: Annotated[
         Literal["paper", "small"],
@@ -187,8 +192,8 @@ def study(
         bool,
         typer.Option(
             "--check",
-            help="Only check reproducibility: repeat the first round of one recorded run per row, "
-            "and compare it with the record.",
+            help="Only check reproducibility: repeat the first round of one recorded run per "
+            "row, and compare the results with the record.",
         ),
     ] = False,
     records: Annotated[
@@ -201,13 +206,12 @@ def study(
     """Reproduce published tables of experiments.
 
     A study is a table of experiments. For each cell of the table, the command performs one run per
-    seed. It records the results of each finished run as a line of text, in a file in the folder
-    --records. This line also identifies everything that affects the results: the settings, the
+    seed. It writes the results of each finished run as a line of text into a file in the folder
+    --records. This record also identifies everything that affects the results: the settings, the
     seed, the versions of torch and numpy, and a number that rises when a change of archgraph
-    changes results. All tables are computed from these records. A recorded run is not repeated,
-    even if its run folder was deleted. If the command was stopped, the same command resumes the
-    study. --only and --seed select the cells and seeds to run; the tables include all finished
-    runs.
+    changes results. All tables are computed from records. A recorded run is not repeated, even if
+    its run folder was deleted. If the command was stopped, the same command resumes the study.
+    --only and --seed select the cells and seeds to run; the tables include all finished runs.
 
     Tables show the mean and the standard deviation of the measured values, next to the published
     values.
@@ -265,7 +269,7 @@ def init(
         bool,
         typer.Option(
             "--own-rows",
-            help="For nodes that store only the rows of their own client; by default, every node "
+            help="Every node stores only the rows of its own client; by default, every node "
             "stores the whole data set.",
         ),
     ] = False,
@@ -287,8 +291,8 @@ def init(
 
 @training()
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for runs and pictures.")] = Path("demo-out"),
-    rounds: Annotated[int | None, typer.Option(min=1, help="Rounds of each run.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for runs and drawings.")] = Path("demo-out"),
+    rounds: Annotated[int | None, typer.Option(min=1, help="Number of rounds of each run.")] = None,
 ) -> None:
     """Show all steps from models to a report, in two minutes.
 

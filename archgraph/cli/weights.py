@@ -1,4 +1,4 @@
-"""The command that exports a model with its weights for other programs."""
+"""The command `export`, which writes a model with its weights for other programs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ def export(
     ] = None,
     beside: Annotated[
         bool,
-        typer.Option("--beside", help="ONNX: store the weights in a second file next to it."),
+        typer.Option(
+            "--beside", help="ONNX: store the weights in a second file next to the ONNX file."
+        ),
     ] = False,
     optimize: Annotated[
         bool,
@@ -48,10 +50,10 @@ def export(
 
     In an ONNX file, the batch size is variable and the weights keep their names, so that every
     command accepts the file as a model. The weights are taken from --state, the run (RUN:MODEL),
-    the ONNX file, or the Python module. Other model files do not have weights: such models are
-    exported with the initial weights of a run with seed 0. A model from a run is exported with the
-    running statistics (of batch norm) that its tests use. A .safetensors file can be used for
-    --state and for the key `weights` of an experiment.
+    the ONNX file, or the Python module. Other model files do not contain weights. Such models are
+    exported with the initial weights that a run with seed 0 would have. A model from a run is
+    exported with the running statistics (of batch norm) with which it is tested. A .safetensors
+    file can be used for --state and for the key `weights` of an experiment.
     """
     import archgraph
 

@@ -1,7 +1,7 @@
-"""Aggregation rules of a round, which limit the influence of a few clients on the mean.
+"""Aggregation rules that limit the influence of a few clients on the aggregated weights.
 
-Every rule is a row of :data:`RULES`. The row defines the key of an experiment with its validation
-and JSON schema, a topic of ``archgraph help``, and a row of the table in the docs.
+Every rule is a row of :data:`RULES`. The row defines a key of ``aggregate`` with its validation and
+JSON schema, a topic of ``archgraph help``, and a row of a table in the docs.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class KrumOptions(Base):
     """Options of ``krum``."""
 
     malicious: Minority = Field(
-        description="share of a round's clients that may be malicious. The share is rounded "
-        "down to a number f of clients, and a round needs at least 2·f + 3 clients"
+        description="fraction of a round's clients that may be malicious. It is rounded down to "
+        "a number f of clients, and a round needs at least 2·f + 3 clients"
     )
     keep: Count = Field(
-        default=1, description="number of updates that are averaged; more than 1: multi-Krum"
+        default=1, description="number of updates that are averaged; more than 1 gives multi-Krum"
     )
 
 
@@ -53,7 +53,7 @@ class TrimmedMeanOptions(Base):
     """Options of ``trimmed_mean``."""
 
     share: Minority = Field(
-        description="share of the clients' values that is dropped at each end; the number of "
+        description="fraction of the clients' values that is dropped at each end; the number of "
         "dropped values is rounded down"
     )
     quorum: Quorum = 1
@@ -69,7 +69,7 @@ class TrimmedMeanOptions(Base):
 
 
 def rounded_share(share: float, count: int) -> int:
-    """Return a share of a number, rounded down: 0.29 of 100 is 29, not 28.999…."""
+    """Return ``share * count``, rounded down: 0.29 of 100 is 29, not 28.999…."""
     # Rounded first: 0.29 · 100 is slightly less than 29 in binary.
     return math.floor(round(share * count, 9))
 
@@ -83,15 +83,15 @@ TrimmedMeanChoice = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A row of the table of rules, for files, help and docs.
+    """An aggregation rule, with its key in files and its texts in help and docs.
 
     Attributes:
         name: Name of the key.
         options: Type of the key's value.
         help: A one-sentence description.
         example: A value, as YAML.
-        promise: The property that is guaranteed afterwards.
-        source: Publication.
+        promise: The guarantee that the rule gives.
+        source: The publication that introduced the rule.
     """
 
     name: str
@@ -118,9 +118,9 @@ RULES: tuple[Rule, ...] = (
         KrumChoice,
         "Select the updates that are nearest to their neighbours; only these are averaged.",
         "{malicious: 0.2, keep: 3}",
-        "with at least 2·f + 3 clients that all cover the same weights, f of them malicious, the "
-        "selected updates are near the majority; if clients share few weights, the selection is "
-        "a heuristic",
+        "if at least 2·f + 3 clients train the same weights, and at most f of these clients are "
+        "malicious, the selected updates are near the majority; if clients have few weights in "
+        "common, the selection is a heuristic",
         "Blanchard, El Mhamdi, Guerraoui, Stainer: Machine Learning with Adversaries, NeurIPS 2017",
     ),
     Rule(
@@ -128,8 +128,8 @@ RULES: tuple[Rule, ...] = (
         MedianOptions,
         "Take the median of the clients' values for each weight; every client counts equally.",
         "{quorum: 3}",
-        "where more than half of the clients that cover a position are honest, the result lies "
-        "between honest values",
+        "if more than half of the clients that train a weight are honest, its new value lies "
+        "between values of honest clients",
         "Yin, Chen, Ramchandran, Bartlett: Byzantine-Robust Distributed Learning, ICML 2018, "
         "Definition 1",
     ),
@@ -139,8 +139,8 @@ RULES: tuple[Rule, ...] = (
         "Drop the smallest and largest of the clients' values for each weight, and average the "
         "others; every client counts equally.",
         "0.2",
-        "if at most as many clients are malicious as are dropped at each end, the result lies "
-        "between honest values",
+        "if the number of malicious clients is at most the number of values dropped at each "
+        "end, the new value lies between values of honest clients",
         "Yin, Chen, Ramchandran, Bartlett: Byzantine-Robust Distributed Learning, ICML 2018, "
         "Definition 2",
     ),
@@ -168,7 +168,7 @@ else:
 
 
 class AggregateSpec(_Rules):
-    """Rules that limit the influence of single clients, applied in this order."""
+    """Rules that limit the influence of single clients. They are applied in this order."""
 
     @pydantic.model_validator(mode="after")
     def _rules(self) -> AggregateSpec:
@@ -180,15 +180,15 @@ class AggregateSpec(_Rules):
 
     @property
     def middle(self) -> MedianOptions | TrimmedMeanOptions | None:
-        """The rule that replaces the mean; None for the mean itself."""
+        """The rule that replaces the mean of the updates; None if the mean is used."""
         return self.median or self.trimmed_mean
 
     def factor(self, size: UpdateSize, median: float) -> float:
-        """Return the factor that clips an update, at most 1.
+        """Return the factor, at most 1, by which an update is scaled down to clip it.
 
         Args:
             size: Size of the update.
-            median: Median of the round's root mean squares; 0 for no limit.
+            median: Median root mean square of the round's updates; 0 means no limit.
 
         Example:
             >>> from archgraph.states.clipping import UpdateSize
@@ -200,7 +200,8 @@ class AggregateSpec(_Rules):
         if self.clip is None:
             return 1.0
         relative = self.clip == "median"
-        # A norm grows with the number of weights, in which tiers differ; a mean square does not.
+        # A norm grows with the number of weights, which differs between tiers; a mean square does
+        # not.
         largest, norm = (median, size.rms) if relative else (float(self.clip), size.norm)
         return largest / norm if norm > largest > 0 else 1.0
 

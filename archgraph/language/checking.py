@@ -1,4 +1,4 @@
-"""Check files: which of them are valid, and the errors of the others."""
+"""Check whether files are valid, and collect the errors of invalid files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Verdict:
 
     Attributes:
         path: The file.
-        kind: Its kind (:mod:`archgraph.language.kinds`), or ``file`` if it cannot be read.
+        kind: Kind of the file (:mod:`archgraph.language.kinds`), or ``file`` if it cannot be read.
         error: The first mistake, if any.
         note: A summary of its content.
     """
@@ -38,21 +38,22 @@ class Verdict:
 
     @property
     def unseen(self) -> bool:
-        """Whether it names Python code that was not imported: only its form was checked."""
+        """Whether only the form was checked, because the file names Python code without consent."""
         return self.note.endswith(NOT_IMPORTED)
 
 
 def verdicts(paths: Iterable[str | os.PathLike[str]], *, python: bool = False) -> Iterator[Verdict]:
-    r"""Check files of every kind, one verdict each, in order.
+    r"""Check files of every kind, and yield one verdict per file, in order.
 
     Builds and checks graphs, resolves families with all their clients, and configures strategies.
-    Finds every mistake that a run would report before its first round. Your own data is read. The
-    files of known data sets are not read: they are replaced by zeros of the same form.
+    Finds every mistake that a run would report before its first round. Your own data is read. Data
+    sets that archgraph knows by name, such as ``mnist``, are not read: zeros of the same shape
+    replace their examples.
 
     Args:
-        paths: Files, or folders, whose YAML files are checked recursively.
-        python: Consent to run the Python code that files name. Without it, only the form of files
-            that name such code is checked.
+        paths: Files, or folders. In a folder, all YAML files are checked, also in its subfolders.
+        python: Consent to run the Python code that files name. Without consent, only the form of
+            files that name such code is checked.
 
     Raises:
         SpecError: If a path does not exist, or a folder does not contain a YAML file.
@@ -77,7 +78,7 @@ def verdicts(paths: Iterable[str | os.PathLike[str]], *, python: bool = False) -
 
 
 def yaml_files(paths: Iterable[str | os.PathLike[str]]) -> Iterator[Path]:
-    """Yield the files, and the YAML files in the folders, each once.
+    """Yield the files, and the YAML files in the folders, without repetition.
 
     Raises:
         SpecError: If a path does not exist, or a folder holds no such file.
@@ -88,7 +89,7 @@ def yaml_files(paths: Iterable[str | os.PathLike[str]]) -> Iterator[Path]:
             raise SpecError("does not exist", where=str(path), expected="a file or a folder")
         files = [path]
         if path.is_dir():
-            # In one order on every machine: file systems list in any order.
+            # Sorted, so that the order is the same on every machine.
             files = sorted(p for p in path.rglob("*") if p.suffix in ENDINGS and p.is_file())
             if not files:
                 raise SpecError("holds no YAML file", where=str(path))

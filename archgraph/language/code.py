@@ -16,11 +16,11 @@ from archgraph.plain import digest
 
 
 def users_code(names: Iterable[str]) -> dict[str, str]:
-    """Return digests of the user modules that Python names refer to; comments do not count.
+    """Return digests of the user's modules that contain the named Python objects.
 
-    Modules that these import, and the packages that contain them, are included. Installed packages,
-    including archgraph, are not: records contain their versions. Without consent, the result is
-    empty.
+    The digests ignore comments. The modules that these modules import, and the packages that
+    contain them, are included. Installed packages, including archgraph, are omitted, because
+    records contain their versions. Without consent, the result is empty.
 
     >>> users_code(["torch.nn:Linear"])
     {}

@@ -1,6 +1,7 @@
-"""Consent to run code that a file names, given by the caller who loads the file, never by the file.
+"""Consent to run the Python code that a file names.
 
-Folders cannot be trusted either: this would trust everyone who can write to them.
+The caller who loads the file gives it, not the file. A folder cannot be marked as trusted, because
+anyone who can write to it could then run code.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def allowed(python: bool = True) -> Iterator[None]:
     """Allow files to name Python code inside this context; the code is imported and called.
 
     Args:
-        python: If False, do nothing: consent of an outer context stays.
+        python: If False, do nothing, so that the consent of an outer context still applies.
 
     Example:
         >>> with allowed():
@@ -42,18 +43,18 @@ def allowed(python: bool = True) -> Iterator[None]:
 
 
 def consent_given() -> bool:
-    """Return whether consent was given, to pass it on to a worker process."""
+    """Return whether consent was given. Worker processes receive this value."""
     return _GIVEN.get()
 
 
 def needs_consent(name: str, base: type) -> bool:
-    """Return whether running a named object needs consent that was not given.
+    """Return whether running a named object requires consent, and consent was not given.
 
     Classes of archgraph do not need consent.
 
     Args:
         name: ``package.module:path``.
-        base: Base class of those classes of archgraph that do not need consent.
+        base: Subclasses of this class that are part of archgraph do not need consent.
 
     Example:
         >>> import torch
@@ -81,7 +82,7 @@ def consented(name: str, base: type, where: str) -> None:
     """Check that the object of a name may be imported and called.
 
     Raises:
-        SpecError: If it needs consent; states what would run, where it is named, how to consent.
+        SpecError: If consent is required and missing.
     """
     if needs_consent(name, base):
         message = "names Python code, which is not run without your consent"
@@ -96,7 +97,8 @@ def consented(name: str, base: type, where: str) -> None:
 def python_names(value: Json) -> Iterator[str]:
     """Yield the Python names in the content of a file, at any depth.
 
-    They are values of the key ``python``, keys of rewrites below it, or follow ``python:``.
+    A Python name is a value of the key ``python``, a key of a mapping below ``python``, or a text
+    after ``python:``.
 
     >>> list(python_names({"python": "mine:Net", "args": {"config": {"python": "mine:Config"}}}))
     ['mine:Net', 'mine:Config']

@@ -1,4 +1,4 @@
-"""The YAML of data: the examples, and which client owns which of them."""
+"""The YAML of data: the examples, and how they are divided among the clients."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from archgraph.plain import Json
 
 
 def _at_most_all(value: dict[str, float]) -> dict[str, float]:
-    # Up to rounding: shares that sum to 1 on paper may sum to a little more.
+    # Fractions that sum to 1 on paper may sum to slightly more in floating point.
     total = sum(value.values())
     if total > 1 and not math.isclose(total, 1):
         raise Mistake("add up to more than 1", found=f"{total:g}", expected="at most 1")
@@ -31,8 +31,9 @@ DataShares = (
         pydantic.AfterValidator(_at_most_all),
         Field(
             min_length=1,
-            description="kind of client → share of all examples that its clients receive in equal "
-            "parts, with all classes in proportion; all other clients share the rest",
+            description="kind of client → fraction of all examples, with all classes in "
+            "proportion, that is divided equally among the clients of this kind; the clients of "
+            "other kinds receive the rest",
         ),
     ]
     | None
@@ -52,7 +53,7 @@ class IidSpec(Base):
 
 
 class DirichletSpec(Base):
-    """Divide the examples of each class in shares that a Dirichlet distribution draws."""
+    """Divide the examples of each class by fractions drawn from a Dirichlet distribution."""
 
     scheme: Literal["dirichlet"] = Field(description="name of the scheme")
     alpha: Alpha = 0.5
@@ -61,14 +62,14 @@ class DirichletSpec(Base):
     )
     balanced: bool = Field(
         default=False,
-        description="a client that already has its equal share of the examples does not get "
-        "more examples",
+        description="true: a client that already has as many examples as in an equal division "
+        "receives no more",
     )
     shares: DataShares = None
 
 
 class EqualDirichletSpec(Base):
-    """Give each client equally many examples, with class shares from a Dirichlet distribution."""
+    """Give all clients equally many examples, with Dirichlet-distributed class fractions."""
 
     scheme: Literal["equal_dirichlet"] = Field(description="name of the scheme")
     alpha: Alpha = 0.5
@@ -107,11 +108,11 @@ Located: TypeAlias = Mapping[str, PathKind]
 
 
 class DataSpec(Base):
-    """The data, and how it is divided among the clients. One of the keys names the data.
+    """The data, and how it is divided among the clients. Exactly one key names the data.
 
     Attributes:
         located: Keys that name a file or folder, relative to the file that contains them.
-        known: Keys that identify the data; other data is identified by its content.
+        known: Keys that identify the data. If empty, the content identifies the data.
     """
 
     partition: PartitionSpec | None = Field(
@@ -151,7 +152,7 @@ class NamedData(DataSpec):
     tokenizer: str | None = Field(
         default=None,
         description="a tokenizer for pairs of sentences, in place of a learned vocabulary: a "
-        "tokenizer.json, or a folder saved by transformers; relative to this file",
+        "tokenizer.json, or a folder saved by transformers; the path is relative to this file",
     )
 
     located: ClassVar[Located] = {"tokenizer": "file or folder"}
@@ -180,9 +181,9 @@ class PythonData(DataSpec):
 Target = Annotated[
     str | Annotated[tuple[str, ...], Field(min_length=1)] | None,
     Field(
-        description="the column to be predicted, of the task's type; without a task whole numbers, "
-        "which are classes. Several columns are numbers (regression) or 0 and 1 "
-        "(multilabel). Default: the next token of `text`",
+        description="the column to predict. Without `task`, it contains classes as whole "
+        "numbers. For regression or multilabel tasks, several columns can be listed. Default: "
+        "the next token of `text` is predicted",
         examples=["diagnosis"],
     ),
 ]
@@ -190,8 +191,9 @@ TestShare = Annotated[float, Field(gt=0, lt=1)]
 TestPart = Annotated[
     TestShare | str | None,
     Field(
-        description="test rows: a share of the rows, drawn from every class and client in "
-        "proportion and the same for every seed, or a separate file; default: 0.2"
+        description="the test rows: a separate file, or a fraction of the rows. The fraction is "
+        "drawn from every class and client in proportion, and is the same for every seed. "
+        "Default: 0.2"
     ),
 ]
 
@@ -199,30 +201,31 @@ TestPart = Annotated[
 TokenizerPath = Annotated[
     str | None,
     Field(
-        description="tokenizer of the texts: a tokenizer.json, or a folder that transformers "
-        "saved; relative to this file",
+        description="tokenizer of the texts: a tokenizer.json, or a folder saved by "
+        "transformers; the path is relative to this file",
         examples=["tokenizer.json"],
     ),
 ]
 TextLength = Annotated[
     Count | None,
     Field(
-        description="tokens of an example: shorter texts are padded, longer ones cut",
+        description="number of tokens per example; shorter texts are padded, and longer texts "
+        "are cut",
         examples=[128],
     ),
 ]
 TextColumns = Annotated[
     str | Annotated[tuple[str, ...], Field(min_length=2, max_length=2)] | None,
     Field(
-        description="the column of texts, which models get as tokens, or two columns as pairs, "
-        "`[premise, hypothesis]`; with `tokenizer` and `length`",
+        description="the column of texts, or two columns of paired texts, e.g. `[premise, "
+        "hypothesis]`. Models receive the tokens of the texts. Requires `tokenizer` and `length`",
         examples=["review"],
     ),
 ]
 
 
 def column_names(columns: str | tuple[str, ...] | None) -> tuple[str, ...]:
-    """Return the names of the columns of a text or a target: one, several, or none.
+    """Return the names in the key ``text`` or ``target`` as a tuple, which may be empty.
 
     >>> column_names("review"), column_names(None)
     (('review',), ())
@@ -231,7 +234,7 @@ def column_names(columns: str | tuple[str, ...] | None) -> tuple[str, ...]:
 
 
 def _check_columns(spec: TableData | HuggingFaceData) -> None:
-    """Raise unless texts have their keys, and other columns have no keys of texts."""
+    """Raise an error if keys of texts are missing, or if they are set without a column of texts."""
     if spec.text is not None:
         lacks = [key for key in ("tokenizer", "length") if getattr(spec, key) is None]
         if lacks:
@@ -248,7 +251,7 @@ def _check_columns(spec: TableData | HuggingFaceData) -> None:
         if len(names := column_names(spec.text)) > len(set(names)):
             raise Mistake("names a column twice", place=("text",), found=names[0])
         if spec.target is None and not isinstance(spec.text, str):
-            message = "predicts the next token of one text only"
+            message = "next-token prediction needs a single column of texts"
             raise Mistake(
                 message, place=("text",), found="two columns", expected="one column, or a target"
             )
@@ -256,7 +259,7 @@ def _check_columns(spec: TableData | HuggingFaceData) -> None:
     for key in ("tokenizer", "length"):
         if getattr(spec, key) is not None:
             raise Mistake(
-                "is for texts",
+                "applies to columns of texts only",
                 place=(key,),
                 found="no `text`",
                 hint="name the column of texts: text: review",
@@ -270,7 +273,7 @@ class FolderData(DataSpec):
 
     folder: str = Field(
         description="the folder, which contains CLASS/IMAGE, or train/CLASS/IMAGE and "
-        "test/CLASS/IMAGE; relative to this file"
+        "test/CLASS/IMAGE; the path is relative to this file"
     )
     size: tuple[Count, Count] | None = Field(
         default=None,
@@ -283,8 +286,8 @@ class FolderData(DataSpec):
     )
     test: TestShare | None = Field(
         default=None,
-        description="share of the files that is used for tests, the same share of each class, "
-        "and the same files for every seed; default: the folder `test`, else 0.2",
+        description="fraction of the files of each class that is used for tests, with the same "
+        "files for every seed; default: the folder `test`, else 0.2",
     )
 
     located: ClassVar[Located] = {"folder": "folder"}
@@ -296,13 +299,12 @@ ColumnKind: TypeAlias = Literal["number", "category"]
 class TableData(DataSpec):
     """Rows of a table: CSV, or Parquet."""
 
-    table: str = Field(description="the file, .csv or .parquet; relative to this file")
+    table: str = Field(description="the file, .csv or .parquet; the path is relative to this file")
     target: Target = None
     columns: tuple[str, ...] | dict[str, ColumnKind] | None = Field(
         default=None,
         description="the input columns, or a mapping from input columns to their types; "
-        "default: all other columns. A category becomes one column of 0 and 1 for each of its "
-        "values",
+        "default: all columns that no other key names. Categories are one-hot encoded",
     )
     text: TextColumns = None
     tokenizer: TokenizerPath = None
@@ -330,7 +332,11 @@ class TableData(DataSpec):
         _check_columns(self)
         for key, numbers in (("columns", self.columns), ("standardise", not self.standardise)):
             if self.text is not None and numbers:
-                raise Mistake("is for numbers and categories", place=(key,), found="`text`, too")
+                raise Mistake(
+                    "applies to columns of numbers and categories only",
+                    place=(key,),
+                    found="`text`, too",
+                )
         return self
 
 
@@ -338,7 +344,7 @@ class HuggingFaceData(DataSpec):
     """A data set that Hugging Face's `datasets` has saved on disk."""
 
     huggingface: str = Field(
-        description="the folder that `save_to_disk` wrote; relative to this file"
+        description="the folder that `save_to_disk` wrote; the path is relative to this file"
     )
     inputs: str | dict[str, str] | None = Field(
         default=None,
@@ -356,7 +362,8 @@ class HuggingFaceData(DataSpec):
     )
     test: TestShare | None = Field(
         default=None,
-        description="share of the rows that is used for tests; default: the split `test`, else 0.2",
+        description="fraction of the rows that is used for tests; default: the split `test`, "
+        "else 0.2",
     )
 
     located: ClassVar[Located] = {"huggingface": "folder", "tokenizer": "file or folder"}
@@ -373,7 +380,7 @@ class HuggingFaceData(DataSpec):
 class TextData(DataSpec):
     """Your own text; models predict its next character, word or token."""
 
-    text: str = Field(description="the text file, in UTF-8; relative to this file")
+    text: str = Field(description="the text file, in UTF-8; the path is relative to this file")
     by: Literal["character", "word"] | None = Field(
         default=None,
         description="unit of a token; words are separated by blanks. Default: the unit of the "
@@ -384,8 +391,8 @@ class TextData(DataSpec):
     test: Annotated[
         TestShare | str | None,
         Field(
-            description="text for tests: a share, which is taken from the end of the text, or a "
-            "separate file; default: 0.1"
+            description="text for tests: a separate file, or a fraction of the text, which is "
+            "taken from its end; default: 0.1"
         ),
     ] = None
 
@@ -410,11 +417,11 @@ DOORS: Mapping[str, type[DataSpec]] = {
     "huggingface": HuggingFaceData,
     "text": TextData,
 }
-"""Kinds of data by the key that names it; the reader of each is a row in `data/doors.py`."""
+"""Dict from the key that names the data to the model of its options."""
 
 
 def _doors(value: Mapping[str, object]) -> list[str]:
-    """Return the keys that name data; `text` next to `table` is an option of the table."""
+    """Return the keys that name data. Next to `table`, the key `text` is an option of the table."""
     doors = [key for key in DOORS if key in value]
     return [k for k in doors if not any(k in DOORS[o].model_fields for o in doors if o != k)]
 

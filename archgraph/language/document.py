@@ -1,4 +1,4 @@
-"""A parsed file: plain data, with the line of each part."""
+"""A parsed file: plain data, with the line of each key and item."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PathKind: TypeAlias = Literal["file", "folder", "file or folder"]
 
 
 def dotted(loc: Place) -> str:
-    """Render a place in a file.
+    """Render a place (a tuple of keys and indices) as text.
 
     >>> dotted(("sections", 2, "steps", 0))
     'sections[2].steps[0]'
@@ -46,13 +46,15 @@ def places(value: Json, loc: Place = ()) -> Iterator[Place]:
 # Compared and hashed by identity: results computed from a file are cached by its document.
 @dataclass(frozen=True, eq=False)
 class Document:
-    """The content of a YAML file; equal files that were read once are one document.
+    """The content of a YAML file. Reading the same text again returns the same object.
 
     Attributes:
         file: Path as the user gave it, for messages.
         data: Mappings, tuples, strings, numbers, booleans and ``None``.
-        lines: Line (from 1) of every key and item, by place.
-        texts: Line (from 1) and column (from 0) at which the text of a string begins, by place.
+        lines: Dict from the place of a key or item (a tuple of keys and indices) to its line, from
+            1.
+        texts: Dict from the place of a string to the line (from 1) and column (from 0) at which its
+            text begins.
     """
 
     file: str
@@ -61,7 +63,7 @@ class Document:
     texts: Mapping[Place, tuple[int, int]] = field(default_factory=dict)
 
     def where(self, loc: Place) -> str:
-        """Return file, line and key of a place; the line of the nearest parent if it is missing."""
+        """Return file, line and key of a place. If the place is missing, use its parent's line."""
         known = loc
         while known and known not in self.lines:
             known = known[:-1]
@@ -77,11 +79,7 @@ class Document:
 
     @contextlib.contextmanager
     def locating(self, *loc: Key) -> Iterator[None]:
-        """Prefix errors raised inside with the file and line of a place.
-
-        If the error's own place is a key below (``strategy.fedavg.weights``), it points at the line
-        of this key. An error that already points into the file is unchanged.
-        """
+        """Add the file and line of a place to errors that are raised in this context."""
         try:
             yield
         except ArchGraphError as error:
@@ -123,11 +121,14 @@ class Document:
         self.fail(mistake.place, message, **mistake.facts)
 
     def known(self, loc: Place, rest: Place) -> Place:
-        """Return a place and the following keys that the file has."""
+        """Extend a place by those of the keys in `rest` that the file contains."""
         return known_place(self.lines, loc, rest)
 
     def sub(self, loc: Place) -> Document:
-        """Return a part of the file as its own document, or None if the file omits it."""
+        """Return the part of the file at a place as a document.
+
+        If the file omits it, the data is None.
+        """
         size, data = len(loc), self.data
         for key in loc:
             data = data.get(key) if isinstance(data, dict) else data[key]
@@ -139,7 +140,7 @@ class Document:
 
 
 class FromFile(Base):
-    """The content of a file, and its location, which does not count in comparisons."""
+    """The validated content of a file. Comparisons ignore the location of the file."""
 
     _document: Document | None = pydantic.PrivateAttr(None)
     _changed: frozenset[str] = pydantic.PrivateAttr(frozenset())
@@ -164,7 +165,7 @@ class FromFile(Base):
         return type(self) is type(other) and dict(self) == dict(other)
 
     def document_of(self, loc: Place) -> Document:
-        """Return the document that contains a place: the file, or the current values."""
+        """Return the document that contains a place: the file, or values changed in Python."""
         if self._document is not None and loc[0] not in self._changed:
             return self._document
         # Changed in Python: the line of the file would point at a value that no longer holds.
@@ -172,23 +173,26 @@ class FromFile(Base):
         return Document(name, self.model_dump(by_alias=True, exclude_unset=True), {})
 
     def read_from(self, document: Document) -> Self:
-        """Record the document that these values were read from, and return them."""
+        """Record the document from which these values were read, and return the values."""
         # Private attributes may be set on a frozen model, and are not part of its value.
         self._document, self._changed = document, frozenset()
         return self
 
     def model_copy(self, *, update: Mapping[str, object] | None = None, deep: bool = False) -> Self:
-        """Return a copy with some values changed, for which errors do not point at lines."""
+        """Return a copy with some values changed.
+
+        Errors about changed values do not name a line.
+        """
         copy = super().model_copy(update=update, deep=deep)
         copy._changed = self._changed | frozenset(update or ())
         return copy
 
     def completed(self, **values: object) -> Self:
-        """Return a copy with other values; errors still point to the lines of the file."""
+        """Return a copy with some values changed. Errors still name the lines of the file."""
         return super().model_copy(update=values)
 
     def locating(self, *loc: str) -> contextlib.AbstractContextManager[None]:
-        """Prefix errors raised inside with the file and line of a place, if a file sets it."""
+        """Add the file and line of a place to errors raised in this context, if it is in a file."""
         if self._document is None or loc[0] in self._changed:
             return contextlib.nullcontext()
         return self._document.locating(*loc)

@@ -42,9 +42,9 @@ class GraphDraft:
     """A graph under construction.
 
     Attributes:
-        nodes: Dict from name to node, in order.
+        nodes: Dict from name to node (an operator or an input), in order.
         leaves: Dict from name to leaf (parameter, buffer or constant), in order of creation.
-        updates: Values that forward assigns to buffers.
+        updates: Dict from buffer to the value that forward assigns to it.
         sizes: Dict from name to open (dynamic) size of the inputs, without the batch.
     """
 
@@ -54,7 +54,7 @@ class GraphDraft:
     sizes: dict[str, OpenSize] = field(default_factory=dict)
 
     def input(self, name: str, type_: TensorType, sizes: Mapping[str, OpenSize] = NO_SIZES) -> Ref:
-        """Append an input of forward; ``sizes``: the ranges of open ones."""
+        """Append an input of forward. ``sizes`` describes its open (dynamic) sizes."""
         here = [size for size in sizes.values() if Polynomial.of(size.name) in type_.shape]
         said = tuple(arg for s in here if s.name not in self.sizes for arg in s.argument())
         self.sizes |= {size.name: size for size in here}
@@ -73,7 +73,7 @@ class GraphDraft:
         """Append a parameter, buffer or constant.
 
         Raises:
-            GraphError: If a leaf with this name exists, or the leaf is too large.
+            GraphError: If the name is already used, or the tensor is too large.
         """
         if name in self.leaves:
             raise GraphError("there are two leaves of one name", found=name)
@@ -89,23 +89,23 @@ class GraphDraft:
         return Leaf(name)
 
     def types(self, value: Value) -> tuple[TensorType, ...]:
-        """Return the types of an operator's results, or of a leaf."""
+        """Return the types of an operator's results, or of a parameter, buffer or constant."""
         if isinstance(value, Ref):
             return self.nodes[value.name].types
         assert isinstance(value, Leaf)
         return (self.leaves[value.name].type,)
 
     def shape(self, value: Value) -> tuple[Size, ...]:
-        """Return the shape of an operator's first result, or of a leaf."""
+        """Return the shape of an operator's first result, or of a parameter, buffer or constant."""
         return self.types(value)[0].shape
 
     def call(self, op: str, args: Mapping[str, Value], scope: str) -> Ref:
-        """Append an operator, or nothing where it would return its input unchanged.
+        """Append an operator, unless it would return its input unchanged.
 
         Raises:
             GraphError: If the operator is unknown or does not fit its arguments.
         """
-        # Here, since one step may append any number: an LSTM of a billion layers.
+        # Checked here, because a single step may append any number of operators.
         if len(self.nodes) >= LIMITS.nodes:
             raise GraphError("too many operators", expected=f"at most {LIMITS.nodes}")
         bound = tuple(args.items()) if op == "getitem" else canonical_args(op, dict(args))
@@ -158,10 +158,10 @@ class GraphDraft:
         name: str = "",
         sections: tuple[tuple[str, tuple[str, ...]], ...] = (),
     ) -> ArchGraph:
-        """Return the finished graph: checked, canonical names, leaves in state-dict order.
+        """Return the finished graph, checked, with canonical names and tensors in state-dict order.
 
         Raises:
-            GraphError: If it breaks a law.
+            GraphError: If the graph is invalid.
         """
         inputs = tuple((n, Ref(n)) for n, node in self.nodes.items() if node.op == "input")
         params = tuple(state_order(tuple(self.leaves.values())))
@@ -171,7 +171,7 @@ class GraphDraft:
         return graph
 
     def unused(self, outputs: Value) -> tuple[str, ...]:
-        """Return the names of the nodes that no output needs."""
+        """Return the names of the nodes on which no output depends."""
         live = prune(self._whole(outputs)).node
         return tuple(n for n in self.nodes if n not in live)
 
@@ -181,9 +181,9 @@ class GraphDraft:
 
 
 def state_order(params: tuple[Param, ...]) -> Iterator[Param]:
-    """Yield leaves in the order of a state dict: parameters, buffers, then each child's.
+    """Yield the parameters and buffers of a module, then those of its children, like a state dict.
 
-    Constants, which no state dict holds, come last.
+    Constants are not part of a state dict and come last.
     """
 
     def visit(group: list[tuple[tuple[str, ...], Param]]) -> Iterator[Param]:

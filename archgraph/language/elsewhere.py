@@ -1,4 +1,4 @@
-"""Names from other libraries, and archgraph's names for the same thing."""
+"""Names that other libraries use, and archgraph's names for the same options and layers."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 from archgraph.hints import nearest
 
-# Foreign names by ours, by their letters alone: Keras, PyTorch, and other federated frameworks.
-# Names that only differ in spelling (BatchNorm2d, nn.ReLU) need no row.
+# archgraph's name → names in Keras, PyTorch and other federated frameworks, in small letters. Names
+# that differ only in case and separators (BatchNorm2d, nn.ReLU) need no row.
 _ALIASES = {
     "accumulate": "accumulategradbatches accumulationsteps gradientaccumulation"
     " gradientaccumulationsteps",
@@ -61,20 +61,20 @@ GONE = {
     "architectures": "tests/papers compares the sizes that papers print with the shipped files",
     "bigram_table": "a row of a small network is the least that text is compared with",
     "augment": "write transforms: [{RandomCrop: {size: 32, padding: 4}}, RandomHorizontalFlip]",
-    "better": "a study's `compare: [[A, B], …]` gives the figure of A minus that of B",
-    "cinic10": "unpack it, and write data: {folder: CINIC-10}",
-    "claims": "a study's `compare: [[A, B], …]` gives differences with their intervals",
+    "better": "a study's `compare: [[A, B], …]` shows the value of A minus the value of B",
+    "cinic10": "unpack the data set, and write data: {folder: CINIC-10}",
+    "claims": "a study's `compare: [[A, B], …]` shows differences with confidence intervals",
     "class_weights": "write loss: {CrossEntropyLoss: {weight: […]}}",
     "contrast": "add the term in an objective of your own: task: {objective: 'python:…'}",
     "decay": "write schedule: {MultiStepLR: {milestones: […], gamma: …}}",
     "diff": "`archgraph compare A B` does the same",
     "doctor": "a run of Flower says before its first round which nodes cannot take part, and why",
     "ema": "average the weights in a program of your own",
-    "findings": "write it in the `about` of the study",
+    "findings": "describe findings in the key `about` of the study",
     "gate": "a study's row {trivial: softmax_regression} shows what a trivial model reaches",
     "label_smoothing": "write loss: {CrossEntropyLoss: {label_smoothing: …}}",
     "local_of": "write `local` of the kind of client in the family",
-    "margin": "a study's `compare` gives intervals, and leaves the verdict to the reader",
+    "margin": "a study's `compare` shows confidence intervals",
     "matrix": "`archgraph study FILE` runs strategies (rows) on models (columns)",
     "may_be_refused": "a cell that is refused is listed with its reason, and the others continue",
     "milestones": "write schedule: {MultiStepLR: {milestones: ['$rounds * 30 // 100']}}",
@@ -83,7 +83,7 @@ GONE = {
     "paper": "tests/papers compares the sizes that papers print with the shipped files",
     "profile": "`archgraph fit` takes budgets of MACs, parameters, bytes and training memory",
     "references": "a study's row {trivial: softmax_regression} shows what a trivial model reaches",
-    "spare": "draw more clients by `sample`; a round continues without those that fail",
+    "spare": "sample more clients; a round continues without clients that fail",
     "unigram_table": "a row of a small network is the least that text is compared with",
     "timm": "write python: 'timm:create_model', args: {model_name: …}",
     "transformers": "write python: 'transformers:AutoModelFor….from_pretrained', args: "
@@ -95,7 +95,7 @@ GONE = {
     "watch": "`archgraph report RUN --follow` writes a page that reloads itself",
 }
 
-# Sizes that follow from the input here.
+# Sizes that archgraph infers from the input.
 FOLLOWS = {"embeddim", "inchannels", "infeatures", "inputshape", "inputsize", "numfeatures"}
 
 # Options of optimisers, which are often written next to the name.
@@ -103,7 +103,7 @@ BEHIND = {"alpha", "amsgrad", "betas", "centered", "dampening", "eps", "etas", "
 
 
 def suggestion(name: str, known: Iterable[str]) -> str | None:
-    """Return the hint about an unknown name: its archgraph name, or the most similar one.
+    """Return a hint about an unknown name: archgraph's name for it, or the most similar name.
 
     Args:
         name: The unknown name.
@@ -116,7 +116,7 @@ def suggestion(name: str, known: Iterable[str]) -> str | None:
     """
     names = list(known)
     if name in GONE:
-        return f"it is gone: {GONE[name]}"
+        return f"it was removed: {GONE[name]}"
     letters = _letters(name)
     ours = {letters, OURS.get(letters), OURS.get(_plain(letters)), _plain(letters)}
     for one in names:

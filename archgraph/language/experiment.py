@@ -47,7 +47,7 @@ class AttackSpec(Base):
     """Malicious clients, which train on shuffled labels (FedFA, Eq. 1)."""
 
     fraction: Annotated[float, Field(ge=0, le=1)] = Field(
-        default=0.2, description="share of clients that are malicious"
+        default=0.2, description="fraction of clients that are malicious"
     )
     intensity: Annotated[float, Field(ge=0)] = Field(default=20.0, description="λ of Eq. 1")
     among: Literal["clients", "own"] = Field(
@@ -57,9 +57,9 @@ class AttackSpec(Base):
     )
     within: Literal["tiers"] | None = Field(
         default=None,
-        description="tiers: the same share of malicious clients is drawn from each kind of "
-        "client, so that seeds differ less; default: malicious clients are drawn from all "
-        "clients, as in the paper",
+        description="tiers: draw the same fraction of malicious clients from each kind of "
+        "client, which reduces the variation between seeds; default: draw malicious clients "
+        "from all clients, as in the paper",
         examples=["tiers"],
     )
 
@@ -70,15 +70,14 @@ class EvaluateSpec(Base):
     every: Count = Field(default=1, description="rounds between two evaluations")
     after: Annotated[float, Field(gt=0)] | None = Field(
         default=None,
-        description="when the first evaluation takes place: after a number of rounds (≥ 1), "
-        "or after a fraction of all rounds (< 1)",
+        description="start of the run that is not evaluated: a number of rounds (≥ 1), or a "
+        "fraction of all rounds (< 1); default: none",
     )
     fine_tune: Annotated[int, Field(ge=1)] | None = Field(
         default=None,
-        description="number of passes over a client's own data with which a model is "
-        "fine-tuned before it is tested on the client's classes. Fine-tuning uses all data of "
-        "the client and the optimiser's constant learning rate; `schedule` and `proximal` do "
-        "not apply",
+        description="fine-tune a model on a client's own data for this number of epochs before "
+        "it is tested on the client's classes. Fine-tuning uses all training data of the client "
+        "and a constant learning rate; `schedule` and `proximal` do not apply",
     )
     trained: Literal[True] | None = Field(
         default=None,
@@ -95,8 +94,9 @@ class EvaluateSpec(Base):
     batch: Count = Field(default=256, description="number of examples in a test batch")
     statistics: Count | None = Field(
         default=None,
-        description="number of training examples from which static norm statistics are "
-        "computed, in batches of equal size of at most 256; default: all",
+        description="number of training examples from which the statistics of static norms "
+        "(`norm: static`) are computed; default: all. The examples are processed in equal "
+        "batches of at most 256",
     )
 
     def due(self, round: int, rounds: int) -> bool:
@@ -107,20 +107,20 @@ class EvaluateSpec(Base):
             >>> [number for number in range(1, 12) if late.due(number, 11)]
             [8, 10, 11]
         """
-        # Not rounded: after 0.7 of 11 rounds, 7.7, the eighth is the first.
+        # Not rounded: with 0.7 of 11 rounds (7.7), the first evaluation is due in round 8.
         begun = round > rounds_of(self.after or 0.0, rounds)
         return round == rounds or (begun and round % self.every == 0)
 
 
-# Entry points of this group run experiments elsewhere than in this process: functions
-# that take what `archgraph.engine.execute` takes, and `data` and `python` of `archgraph.run`.
+# Entry points of this group are functions that run an experiment outside this process. They take
+# the arguments of `archgraph.engine.execute`, and `data` and `python` of `archgraph.run`.
 ENGINES = "archgraph.engines"
 LOCAL = "local"
 
 
 @functools.cache
 def installed_engines() -> Mapping[str, importlib.metadata.EntryPoint]:
-    """Return a dict from name to engine, without ``local``."""
+    """Return a dict from name to entry point of each installed engine, without ``local``."""
     return {entry.name: entry for entry in importlib.metadata.entry_points(group=ENGINES)}
 
 
@@ -155,8 +155,9 @@ class EngineSpec(Base):
     workers: Count | None = Field(
         default=None,
         description="number of single-threaded processes that train clients in parallel; 1: "
-        "everything runs in one process. Default on CPU: the number of threads that PyTorch "
-        "has, if clients train for 0.02 s or longer; on other devices: one process per device",
+        "everything runs in one process. Default on the CPU: the number of PyTorch's threads, "
+        "but clients that train for less than 0.02 s stay in one process. Default on other "
+        "devices: one process per device",
         examples=[4],
     )
     deadline: Annotated[float, Field(gt=0)] | None = Field(
@@ -173,7 +174,7 @@ class EngineSpec(Base):
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """The devices, of which the server itself uses the first.
+        """The devices of the clients. The server uses the first one.
 
         Example:
             >>> EngineSpec(device="cuda").devices, EngineSpec(device=("cuda:0", "cuda:1")).devices
@@ -193,20 +194,21 @@ class EngineSpec(Base):
 
     @property
     def places(self) -> tuple[str, ...]:
-        """Devices on which clients train in separate processes; empty if no process has its own.
+        """Devices (other than the CPU) on which clients train in separate processes, or empty.
 
         Example:
             >>> EngineSpec(device="cuda").places, EngineSpec(device="cuda", workers=2).places
             ((), ('cuda',))
         """
-        # A deadline is kept by ending the process of the client.
+        # A deadline needs separate processes, since a client that exceeds it is ended with its
+        # process.
         apart = len(self.devices) > 1 or (self.workers or 1) > 1 or self.deadline is not None
         return self.devices if apart and self.kind_of_device != "cpu" else ()
 
     @pydantic.model_validator(mode="after")
     def _devices_of_one_kind(self) -> EngineSpec:
         kinds = {name.partition(":")[0] for name in self.devices}
-        # Without a number it is the first one.
+        # A device without a number is the first one: cuda is cuda:0.
         numbered = {name if ":" in name else f"{name}:0" for name in self.devices}
         several = len(self.devices) > 1
         if len(kinds) > 1 or len(numbered) < len(self.devices) or (several and kinds == {"cpu"}):
@@ -214,7 +216,7 @@ class EngineSpec(Base):
                 "must name different devices of one kind, or one processor",
                 place=("device",),
                 found=list(self.devices),
-                hint="set the number of processes on each of them by engine.workers",
+                hint="set the number of processes with engine.workers",
             )
         return self
 
@@ -228,15 +230,16 @@ STRATEGIES = "archgraph.strategies"
 
 @functools.lru_cache(maxsize=1)
 def _entry_points(path: tuple[str, ...]) -> importlib.metadata.EntryPoints:
-    """Look up the strategies that packages offer, once for a search path: it takes 10 ms."""
+    """Return the entry points of strategies. Cached per search path, as a lookup takes 10 ms."""
     return importlib.metadata.entry_points(group=STRATEGIES)
 
 
 def installed_strategy(name: str) -> importlib.metadata.EntryPoint:
-    """Return the entry point of the strategy with a name.
+    """Return the entry point of an installed strategy.
 
     Raises:
-        SpecError: If there is none, or packages offer different strategies under this name.
+        SpecError: If no strategy has this name, or packages define different strategies with this
+            name.
 
     Example:
         >>> installed_strategy("fedavg").value
@@ -248,7 +251,7 @@ def installed_strategy(name: str) -> importlib.metadata.EntryPoint:
     if not offered:
         raise SpecError("unknown strategy", where="strategy", **unknown(name, sorted(every.names)))
     if len(offered) > 1:
-        message = f"several packages offer a strategy of the name {name}"
+        message = f"several packages define a strategy named {name}"
         raise SpecError(
             message,
             where="strategy",
@@ -259,7 +262,7 @@ def installed_strategy(name: str) -> importlib.metadata.EntryPoint:
 
 
 def strategy_options(cls: type[DataclassInstance]) -> list[dataclasses.Field[Json]]:
-    """Return the fields of a strategy that are options: its own, then inherited ones."""
+    """Return the options of a strategy: the fields of its own class, then inherited fields."""
     # `dataclasses.fields` begins with the base class; help begins with the method's own options.
     own_first = [name for base in cls.__mro__ for name in inspect.get_annotations(base)]
     fields = (field for field in dataclasses.fields(cls) if field.init)
@@ -291,15 +294,15 @@ StrategyChoice = Annotated[
 ]
 
 
-_DEPENDS = "an update would be judged by other clients' updates; `privacy` clips"
-# Keys that break the guarantee of `privacy`, and why: the proof takes one clipped update per
+_DEPENDS = "the effect of an update would depend on the other updates; `privacy` already clips"
+# Keys that break the guarantee of `privacy`, and why. The proof assumes one clipped update per
 # client.
 _NOT_PRIVATE = {
     "aggregate": _DEPENDS,
     "bound": _DEPENDS,
-    "also": "a client would return several updates a round, and `privacy` bounds one",
-    "validation": "figures on clients' held-out examples would choose the published round "
-    "without clipping or noise, and ε would not include them",
+    "also": "a client would return several updates per round, but `privacy` bounds only one",
+    "validation": "metrics on the clients' held-out examples would select the published round "
+    "without clipping or noise, and ε does not cover this",
 }
 
 
@@ -330,15 +333,16 @@ class ExperimentSpec(FromFile):
     rounds: Count = Field(description="number of rounds")
     sample: Share | Count = Field(
         default=1.0,
-        description="number of clients per round, or a share of the clients, with a decimal point",
+        description="number of clients per round, or a fraction of the clients, written with a "
+        "decimal point",
     )
     also: dict[str, Annotated[tuple[str, ...], Field(min_length=1)]] | None = Field(
         default=None,
         min_length=1,
         description="tier (kind of client) → further tiers whose models its clients train in "
-        "addition to their own, e.g. {strong: [weak]} (RecipFL, §5.1). Each additional model "
-        "gives an update with the weight of the client's own update. A client is tested only "
-        "on its own model",
+        "addition to their own, e.g. {strong: [weak]} (RecipFL, §5.1). The update of each "
+        "additional model is weighted like the client's own update. A client is tested only on "
+        "its own model",
         examples=[{"strong": ["weak"]}],
     )
     patience: Count = Field(
@@ -365,9 +369,9 @@ class ExperimentSpec(FromFile):
     public: Count | NamedData | None = Field(
         default=None,
         description="examples that every client has in addition to its own (FedMD). A number: "
-        "so many training examples, which are taken before `data.partition` divides the "
-        "others. Or a known data set of the same form, e.g. {dataset: mnist, limit: 500}. "
-        "Default: none",
+        "this number of training examples is set aside before `data.partition` divides the "
+        "rest. A mapping: another data set that archgraph knows by name, with the same input "
+        "shape, e.g. {dataset: mnist, limit: 500}. Default: none",
         examples=[200],
     )
     local: Local = Field(default=LocalOptions(), description="options of local training")

@@ -1,4 +1,4 @@
-"""Export of a model with its weights for other programs, in the format of the file's suffix."""
+"""Export a model with its weights. The suffix of the file determines the format."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ def export(
     optimize: bool = False,
     verify: bool = True,
 ) -> Path:
-    """Export a model with its weights, in the format of the path's suffix.
+    """Export a model with its weights. The suffix of the path determines the format.
 
-    - ``.onnx``: model and weights in evaluation mode. The batch size stays open, initializers have
-      the names of the state's entries, and :func:`archgraph.load` restores the same graph and
+    - ``.onnx``: model and weights in evaluation mode. The batch size is variable, initializers are
+      named like the parameters and buffers, and :func:`archgraph.load` restores the same graph and
       state.
     - ``.pt2``: the program in evaluation mode with its weights, for ``torch.export.load``.
     - ``.safetensors``: only the weights, under the names of the traced model.
     - no suffix: a folder, as written by :func:`archgraph.save`.
 
     Args:
-        graph: Any graph: a global model, a client's model, or a part of a split.
+        graph: Any graph: a global model, a client's model, or one part of a split model.
         state: Dict from name to parameter or buffer.
         path: Path of the file. An existing file is replaced.
         weights: For ONNX: store weights inside the file, or in a second file with the suffix

@@ -1,7 +1,7 @@
 """``$name`` in a spec: the value of a parameter, or integer arithmetic over such values.
 
-Supports integers, names, ``+ - * // %``, unary minus and parentheses. Nothing is called, and no
-other names are looked up.
+Supports integers, names, ``+ - * // %``, unary minus and parentheses. An expression cannot call
+functions or use other names.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from archgraph.plain import Json
 ParamValue = int | float | str | bool | None
 
 _NAME = re.compile(r"\$([A-Za-z_]\w*)")
-# Arithmetic without a name, `16 * 6`: text that no option means otherwise.
+# Arithmetic without a name, such as `16 * 6`; no option takes such text as a value.
 _ARITHMETIC = re.compile(r"[\s(]*\d+[\s)]*([-+*/%]+[\s(]*\d+[\s)]*)+")
 _OPERATORS: dict[type[ast.AST], Callable[[int, int], int]] = {
     ast.Add: operator.add,
@@ -40,7 +40,7 @@ def is_expression(value: object) -> bool:
 
 
 def names_in(value: object) -> list[str]:
-    """Return the parameters that an expression names.
+    """Return the names of the parameters in an expression.
 
     >>> names_in("$width * $factor"), names_in(8)
     (['width', 'factor'], [])
@@ -51,11 +51,11 @@ def names_in(value: object) -> list[str]:
 def evaluate(text: str, values: Mapping[str, ParamValue]) -> ParamValue:
     """Evaluate an expression.
 
-    A lone ``$name`` is that parameter's value, whatever its type; arithmetic is for integers.
+    A single ``$name`` returns the parameter's value, of any type. Arithmetic requires integers.
 
     Args:
         text: The expression.
-        values: Parameters by name.
+        values: Dict from parameter name to value.
 
     Raises:
         Mistake: If it is malformed, names an unknown parameter, or exceeds 31 bits.
@@ -129,7 +129,7 @@ def _number(node: ast.expr, text: str, values: Mapping[str, ParamValue]) -> int:
 
 
 def resolve_expressions(data: Json, values: Mapping[str, ParamValue], loc: Place = ()) -> Json:
-    """Replace every expression inside the data by its value.
+    """Replace every expression in the data by its value.
 
     Raises:
         Mistake: As :func:`evaluate`, with the place inside the data.

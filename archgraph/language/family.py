@@ -1,4 +1,4 @@
-"""The YAML of families: a global model and its clients, each a chain of rewrites."""
+"""The YAML of families: a global model, and the rewrites that derive the clients' models."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ PythonRewrites = Annotated[
     ),
 ]
 
-# Its fields are created from the rows of the registry, which a type checker does not see.
+# Its fields are created from the registry at run time, so a type checker does not see them.
 if TYPE_CHECKING:
     import torch
 
     class Rewrites(Base):
-        """The rewrites of an architecture; its keys are the rows of the registry."""
+        """The rewrites of an architecture, one key per rewrite of the registry."""
 
         python: PythonRewrites = {}  # noqa: RUF012 - a field's default
 
@@ -44,7 +44,7 @@ else:
     Rewrites = pydantic.create_model(
         "Rewrites",
         __base__=Base,
-        __doc__="The rewrites of an architecture, in the order of the keys.",
+        __doc__="The rewrites of an architecture, which are applied in the order of the keys.",
         **{
             name: (row.value_type, Field(default=None, description=row.help))
             for name, row in rewrite_rows().items()
@@ -54,11 +54,11 @@ else:
 
 
 class _Client(Base):
-    name: Name = Field(description="name of this kind of client, e.g. for shares of the data")
+    name: Name = Field(description="name of this kind of client, by which other keys refer to it")
     count: Count = Field(default=1, description="number of clients of this kind")
     model: ModelSource | None = Field(
         default=None,
-        description="a model for these clients, whose parts are matched to those of the "
+        description="a model for these clients, whose layers are matched to layers of the "
         "global model; default: the global model",
     )
     choose: dict[str, Natural] | None = Field(
@@ -68,9 +68,9 @@ class _Client(Base):
     )
     owners: Annotated[tuple[str, ...], Field(min_length=1)] | None = Field(
         default=None,
-        description="names of the owners whose examples these clients have, for data that "
-        "names the owner of each example; default: clients receive the owners in the order of "
-        "the data",
+        description="for data in which every example has an owner: the names of the owners, one "
+        "for each of these clients, who gets the examples of this owner; default: owners are "
+        "assigned to clients in the order of the data",
     )
     local: LocalOptions | None = Field(
         default=None,
@@ -86,17 +86,13 @@ class _Client(Base):
 
 
 class MemberSpec(Rewrites, _Client):
-    """One kind of client, and how its architecture is derived from the global one.
-
-    It starts from the global architecture, with ``choose`` from the family's model with other
-    choices, or with ``model`` from its own model. The rewrites are applied to this architecture.
-    """
+    """One kind of client, and how its architecture is derived from the global model."""
 
     @pydantic.model_validator(mode="after")
     def _consistent(self) -> MemberSpec:
         if self.model is not None and self.choose is not None:
             raise Mistake("has both a model and choices", place=("choose",))
-        # One is the default, which a file that names owners omits.
+        # 1 is the default: files that name owners usually omit `count`.
         if self.owners is not None and self.count not in (1, len(self.owners)):
             numbers = f"{len(self.owners)} names, count: {self.count}"
             raise Mistake("counts other clients than it names", place=("owners",), found=numbers)
@@ -128,7 +124,7 @@ class FamilySpec(FromFile):
         description="kinds of clients; all clients of a kind have the same architecture"
     )
 
-    # Not a field: no file can hold it, and equal families are equal without it.
+    # Not a field: a file cannot contain weights, and comparisons of families ignore them.
     _weights: dict[Place, dict[str, torch.Tensor]] = pydantic.PrivateAttr(default_factory=dict)
 
     def summary(self) -> str:
@@ -144,11 +140,11 @@ class FamilySpec(FromFile):
 
     @property
     def weights(self) -> dict[Place, dict[str, torch.Tensor]]:
-        """Weights of models that were passed in Python, by the place of the model."""
+        """Dict from the place of a model that was passed in Python to its weights."""
         return self._weights
 
     def sources(self) -> Iterator[Document]:
-        """Yield the models that are named or written in the file: the global one, then clients'."""
+        """Yield the models that the file names or contains, beginning with the global model."""
         models: list[tuple[Place, ModelSource | None]] = [(("model",), self.model)]
         models += [(("clients", i, "model"), member.model) for i, member in enumerate(self.clients)]
         for loc, model in models:
@@ -159,7 +155,8 @@ class FamilySpec(FromFile):
 
     @pydantic.model_validator(mode="after")
     def _consistent(self) -> FamilySpec:
-        # A join is built from the clients' models, so that there is nothing to choose or change.
+        # A join is built from the clients' models, so there is no model to choose from or to
+        # change.
         absent = self.model in (None, "join")
         if absent and (self.choose or self.change != Rewrites()):
             key = "choose" if self.choose else "change"
@@ -179,7 +176,7 @@ class FamilySpec(FromFile):
                 raise Mistake(
                     "lacks `owners`, which other clients have", place=loc, found=member.name
                 )
-            # Shares, `also` and figures name a kind of client.
+            # `shares`, `also` and metrics refer to a kind of client by its name.
             if member.name in names:
                 message, loc = "has two kinds of client with the same name", (*loc, "name")
                 other: Place = ("clients", names[member.name], "name")
@@ -199,5 +196,5 @@ class FamilySpec(FromFile):
 
     @property
     def owners(self) -> tuple[str, ...]:
-        """Names of the clients in the data, in the family's order; empty where it names none."""
+        """Names of the owners in the data, in the order of the clients, or empty."""
         return tuple(name for member in self.clients for name in member.owners or ())

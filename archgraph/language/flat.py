@@ -1,7 +1,7 @@
 """The flat form: any graph as YAML, without loss.
 
-Leaves and nodes are listed one per line in the text syntax of :mod:`archgraph.graph.text`, so a
-difference between two files is a difference between two architectures::
+The tensors of the model (``leaves``) and its operators (``nodes``) are listed one per line, in the
+text syntax of :mod:`archgraph.graph.text`, so that a diff of two files compares two architectures::
 
     archgraph: 1
     name: "tiny"
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 class FlatModel(Base):
-    """A graph written node by node, in the format of ``archgraph.save``."""
+    """A graph as a list of operators, in the format that ``archgraph.save`` writes."""
 
     archgraph: Version
     name: str = ""
@@ -138,9 +138,9 @@ def _value(document: Document, loc: Place, text: str) -> Value:
 
 
 def line_of(document: Document, where: str) -> int:
-    """Return the line of a node (``%name …``), a leaf or an update in a flat file.
+    """Return the line of a node (``%name …``), a tensor or an update in a flat file.
 
-    Without such a line, return that of the key that ``where`` names, or else of the nodes.
+    If no line matches, return the line of the key that ``where`` names, or else of ``nodes``.
     """
     name = where.partition(" in ")[0]
     if name.startswith("%"):
@@ -160,7 +160,7 @@ def _line(document: Document, key: str, here: Callable[[str], bool]) -> int:
 
 
 def read_flat(document: Document) -> ArchGraph:
-    """Parse the graph of a flat file. Checks its syntax, but not its laws.
+    """Parse the graph of a flat file. Only the syntax is checked.
 
     Raises:
         SpecError: If a key or a line cannot be parsed.

@@ -1,7 +1,7 @@
-"""Help on the spec language: a sentence, the options and an example per operator and key.
+"""Help on the spec language: a description, the options and an example for each topic.
 
-Sentences, types, ranges and defaults are those of the models that read the files. ``archgraph help
-NAME`` and the page about the language print the same topics.
+Descriptions, types, ranges and defaults come from the models that validate the files. ``archgraph
+help NAME`` and the page "Keys and operators" print the same topics.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ _COMMON = tuple(field.alias or name for name, field in StepOptions.model_fields.
 
 @functools.cache
 def mappings() -> Mapping[str, Mapping[str, type[pydantic.BaseModel]]]:
-    """Return mappings by the name of their topic, under the kind of file they belong to."""
+    """Return a dict from group (``model files``, …) to a dict from topic to pydantic model."""
     described = {kind.name: kind.mappings() for kind in reversed([*file_kinds().values()])}
     return {f"{name} files": models for name, models in described.items() if models}
 
 
 @dataclass(frozen=True, slots=True)
 class HelpOption:
-    """A key of a mapping: its type, its default as YAML, its description."""
+    """A key of a mapping, with its type, its default as YAML, and its description."""
 
     name: str
     type: str
@@ -65,7 +65,7 @@ class Topic:
 
     Attributes:
         name: Its name in a file.
-        group: Group that it belongs to: ``steps``, ``rewrites``, ``model files``, …
+        group: Group of the topic: ``steps``, ``rewrites``, ``model files``, …
         sentence: A one-sentence description.
         options: Its keys.
         notes: Further paragraphs.
@@ -113,7 +113,7 @@ class Topic:
 
 
 def _elsewhere(model: type[pydantic.BaseModel]) -> Collection[str]:
-    """Return keys that several mappings share and that are described with another topic."""
+    """Return the keys of a mapping that are described in another topic."""
     if model is MemberSpec:
         return rewrite_rows()
     return DataSpec.model_fields if model in DOORS.values() else ()
@@ -187,7 +187,7 @@ def topic(name: str) -> Topic:
     raise SpecError(
         "is not a step, a rewrite, a strategy or a key",
         where=name,
-        hint=suggestion(name, words) or "without a name, all topics are listed",
+        hint=suggestion(name, words) or "`archgraph help` without a name lists all topics",
     )
 
 
@@ -206,13 +206,13 @@ def strategy_names() -> list[str]:
 
 
 def overview() -> dict[str, str]:
-    """Return the topics by group, a line each, as ``archgraph help`` lists them."""
+    """Return a dict from group to a text that lists its topics, one per line."""
     parts: dict[str, str] = {}
     width = max(map(len, topics()))
     for group, members in groupby(topics().values(), lambda entry: entry.group):
         lines = (f"  {entry.name.ljust(width)}  {entry.sentence}" for entry in members)
         parts[group] = "\n".join((group, *lines))
-    # Names only: describing a strategy means importing it, which takes seconds for all.
+    # Only names: a description needs an import, which takes seconds for all strategies.
     parts[STRATEGY_GROUP] = f"{STRATEGY_GROUP}\n  {', '.join(strategy_names())}"
     extras = (f"  {extra.ljust(width)}  {use}" for extra, use in FEATURES.items())
     return {**parts, "extras": "\n".join(("extras", *extras))}
@@ -241,7 +241,7 @@ def _rows(
         forms = entry.get("anyOf", [entry])
         long = [known[form["$ref"].rpartition("/")[2]] for form in forms if "$ref" in form]
         options = tuple(o for form in long for o in _described(form, known))
-        # Besides the mapping (and null, for a rule), a bare value may set its first key.
+        # A bare value, if it is allowed in place of the mapping, sets the first key.
         bare = [form for form in forms if "$ref" not in form and form.get("type") != "null"]
         notes = _short(row.name, options[0].name if options and bare else "")
         if isinstance(row, Rule):
@@ -278,7 +278,9 @@ def _strategy(name: str) -> Topic:
         options.append(HelpOption(field.name, words, default, " ".join(text.split())))
     if cls.presets:
         names = ", ".join(cls.presets)
-        options.append(HelpOption("preset", names, "", "values that other options override"))
+        options.append(
+            HelpOption("preset", names, "", "a set of option values, which other options override")
+        )
     example = f"strategy: {{{name}: {{}}}}"
     return Topic(name, STRATEGY_GROUP, sentence, tuple(options), cls.help_notes(), example)
 
@@ -312,7 +314,7 @@ def _described(described: JsonSchema, known: JsonSchema) -> Iterator[HelpOption]
 
 
 def _yaml(value: Json) -> str:
-    """Render a default as YAML; empty values and mappings (whose keys have defaults) as nothing."""
+    """Render a default as YAML. Empty values and mappings, whose keys have defaults, give ""."""
     if value in (None, dataclasses.MISSING, "", [], ()) or isinstance(value, dict):
         return ""
     return value if isinstance(value, str) else json.dumps(value)
@@ -326,7 +328,10 @@ _NOUNS = {
     "boolean": ("true or false", "booleans"),
     "null": ("", ""),
     "Step": ("step", "steps"),
-    "Strategy": ("mapping: a strategy's name to its options, or python: to a class", ""),
+    "Strategy": (
+        "mapping from a strategy's name to its options, or `python` with the name of a class",
+        "",
+    ),
 }
 
 
@@ -358,7 +363,7 @@ def _type(entry: Json, known: JsonSchema, *, plural: bool = False) -> str:
 
 
 def _referenced(name: str, known: JsonSchema, *, plural: bool) -> str:
-    """Describe the values of a pydantic model: by its key where it is a mapping of files."""
+    """Describe the values of a pydantic model; refer to its topic if it has one."""
     match = (n for group in mappings().values() for n, m in group.items() if m.__name__ == name)
     mapping = next(match, None)
     return f"mapping `{mapping}`" if mapping else _type(known.get(name), known, plural=plural)

@@ -1,4 +1,4 @@
-"""The JSON schema of model files, for editors: built from the models and tables that read them."""
+"""The JSON schema of model files, for editors. It is built from the models that validate files."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def _add_steps(definitions: JsonSchema) -> None:
     for options in models:
         properties = definitions[options.__name__]["properties"]
         for key, value in properties.items():
-            # Any option may be an expression; these two are names of values.
+            # Any option may be an expression, except these two, which are names of values.
             if key not in ("from", "as"):
                 properties[key] = {"anyOf": [value, {"$ref": "#/$defs/Expression"}]}
     definitions["Expression"] = {
         "type": "string",
         "pattern": r"\$",
-        "description": "$name, or arithmetic: $width * 6 // 2",
+        "description": "$name, or arithmetic such as $width * 6 // 2",
     }
     forms: list[JsonSchema] = []
     for name, row in STEPS.items():

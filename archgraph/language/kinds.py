@@ -1,7 +1,7 @@
-"""Kinds of files, with functions that recognise, describe, explain and check each.
+"""Kinds of files, with the functions that recognise, describe and check each kind.
 
-A package adds one by an entry point of the group ``archgraph.files`` whose value is a
-:class:`FileKind`. The imports of a kind happen when it is first used.
+A package can add a kind of file with an entry point of the group ``archgraph.files`` whose value is
+a :class:`FileKind`. The modules of a kind are imported when it is first used.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from archgraph.language.document import Document
 
-# Results that the checks of many files share, by key: resolved families.
+# A cache that the checks of several files share, for example for resolved families.
 Cache: TypeAlias = dict[str, Any]
 GROUP = "archgraph.files"
 NOT_IMPORTED = "not imported"
@@ -41,11 +41,12 @@ class FileKind:
         name: Name of the kind.
         rank: Kinds of a lower rank are recognised first.
         keys: Top-level keys that distinguish it from kinds of a higher rank.
-        schema: Returns its JSON schema.
-        mappings: Returns the pydantic models of its mappings by topic, for ``archgraph help``.
-        check: Called with a path and a cache that one check of many files shares; returns a summary
-            of the file, or raises its error. The summary ends in :data:`NOT_IMPORTED` if Python
-            code was not run and only the form was checked.
+        schema: Function that returns its JSON schema.
+        mappings: Function that returns a dict from topic to pydantic model, for ``archgraph help``.
+        check: Function that checks a file. It takes the path, and a cache that is shared by all
+            files of one check. It returns a summary of the file, or raises an error. The summary
+            ends in :data:`NOT_IMPORTED` if only the form was checked, because Python code was not
+            run.
     """
 
     name: str
@@ -73,13 +74,15 @@ def file_kinds() -> Mapping[str, FileKind]:
     known: dict[str, FileKind] = {}
     for kind in sorted(kinds, key=lambda kind: kind.rank):
         if kind.name in known:
-            raise SpecError("several packages bring a kind of file of this name", where=kind.name)
+            raise SpecError(
+                "several packages define a kind of file with this name", where=kind.name
+            )
         known[kind.name] = kind
     return known
 
 
 def kind_of(data: object) -> str:
-    """Return the kind of a file from the keys of its content; empty if no kind has them.
+    """Return the kind of a file with this content, or an empty string if the kind is unknown.
 
     Example:
         >>> kind_of({"clients": []}), kind_of({"rounds": 3}), kind_of({"sections": []}), kind_of([])
@@ -93,7 +96,8 @@ def schema(kind: str) -> JsonSchema:
     """Return the JSON schema of a kind of file, for editors.
 
     Args:
-        kind: ``model``, ``family``, ``experiment`` or ``study``, or an installed one.
+        kind: ``model``, ``family``, ``experiment`` or ``study``, or a kind that another package
+            defines.
 
     Raises:
         SpecError: If there is no such kind.
@@ -109,10 +113,10 @@ def schema(kind: str) -> JsonSchema:
 
 
 def without_consent(source: Document) -> bool:
-    """Return whether a model names Python code that may not be imported without consent.
+    """Return whether a model names Python code for which consent is missing.
 
     Raises:
-        SpecError: If it does, and the rest of it does not have the form of such a model.
+        SpecError: If the model is written in Python and its form is invalid.
     """
     if "python" not in source.data:
         return False

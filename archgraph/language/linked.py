@@ -34,11 +34,11 @@ def load_family(path: str | os.PathLike[str] | Mapping[str, object]) -> FamilySp
     r"""Read a family file; :func:`archgraph.federation.family.resolve` builds its graphs.
 
     Args:
-        path: The file, or a dict with the same keys, where a model may be a graph or the result of
-            ``ag.trace``: then its weights are the initial ones.
+        path: The file, or a dict with the same keys. In a dict, a model may also be a graph, or the
+            result of ``ag.trace``, whose weights become the initial weights.
 
     Raises:
-        SpecError: If it is invalid, with file, line and key.
+        SpecError: If the family is invalid; names file, line and key.
 
     Example:
         >>> from archgraph.graph.text import parse
@@ -56,14 +56,14 @@ def load_family(path: str | os.PathLike[str] | Mapping[str, object]) -> FamilySp
 
 
 def load_experiment(path: str | os.PathLike[str] | Mapping[str, object]) -> ExperimentSpec:
-    r"""Read an experiment file and the family that it names, or a dict with the same keys.
+    r"""Read an experiment file (or a dict with the same keys), and the family that it names.
 
     Args:
-        path: The file, or a dict with the same keys, where a model may be a graph or the result of
-            ``ag.trace``: then its weights are the initial ones.
+        path: The file, or a dict with the same keys. In a dict, a model may also be a graph, or the
+            result of ``ag.trace``, whose weights become the initial weights.
 
     Raises:
-        SpecError: If either is invalid, with file, line and key.
+        SpecError: If the experiment or the family is invalid; names file, line and key.
 
     Example:
         >>> from archgraph.graph.text import parse
@@ -81,20 +81,22 @@ def load_experiment(path: str | os.PathLike[str] | Mapping[str, object]) -> Expe
 def read_experiment(
     document: Document, weights: Mapping[Place, FirstWeights] = MappingProxyType({})
 ) -> ExperimentSpec:
-    """Read the experiment in a document; files that it names are relative to the document.
+    """Read the experiment in a document. Paths in the document are relative to its file.
 
     Args:
         document: The parsed file.
-        weights: Weights of models that were passed in Python, by the place of the model.
+        weights: Dict from the place of a model that was passed in Python to its weights.
 
     Raises:
-        SpecError: If it cannot be understood, with file, line and key.
+        SpecError: If the experiment is invalid; names file, line and key.
     """
     kind = kind_of(document.data)
     if kind in ("model", "family"):
         name = Path(document.file).name
         example = f"{{model: {name}, clients: [{{name: all, count: 4}}]}}"
-        hint = f"name it in an experiment, family: {name if kind == 'family' else example}"
+        hint = (
+            f"write an experiment file with the key family: {name if kind == 'family' else example}"
+        )
         document.fail((), f"is a {kind}, not an experiment", hint=hint)
     spec = document.validate(ExperimentSpec)
     if isinstance(spec.family, str):
@@ -116,7 +118,7 @@ def read_experiment(
 def _from_values(
     kind: str, values: Mapping[str, object], at: Place = ()
 ) -> tuple[Document, dict[Place, FirstWeights]]:
-    """Convert Python values to a document, with models as text, and weights by place.
+    """Convert Python values to a document with models as text, and their weights.
 
     Args:
         kind: Kind of the described file, as the document's name.
@@ -177,7 +179,7 @@ def _data(document: Document, data: DataSpec) -> DataSpec:
 
 
 def _shared(document: Document, spec: ExperimentSpec, family: FamilySpec) -> None:
-    """Check that shares of the data name kinds of client, and that all data is distributed."""
+    """Check that `shares` names kinds of client and divides all data."""
     shares = None if spec.data.partition is None else spec.data.partition.shares
     if shares is None:
         return
@@ -186,18 +188,18 @@ def _shared(document: Document, spec: ExperimentSpec, family: FamilySpec) -> Non
     for name in shares:
         if name not in kinds:
             document.fail((*loc, name), "is not a kind of client", **unknown(name, kinds))
-    # With a share for every kind nothing may be left; otherwise the rest needs something.
+    # Fractions of all kinds must add up to 1; otherwise, something must remain for the others.
     complete, total = len(shares) == len(kinds), sum(shares.values())
     if complete != math.isclose(total, 1):
         message = "leaves no data for the other clients"
         if complete:
             message = "leaves some data without a client"
-        expected = "1 together" if complete else "less than 1 together"
+        expected = f"fractions with a sum {'of' if complete else 'below'} 1"
         document.fail(loc, message, found=f"{total:g}", expected=expected)
 
 
 def _trained_too(document: Document, spec: ExperimentSpec, family: FamilySpec) -> None:
-    """Check that further models are other tiers of the family, each once."""
+    """Check that `also` names other kinds of client, each at most once."""
     kinds = [member.name for member in family.clients]
     for name, others in (spec.also or {}).items():
         unheard = next((other for other in (name, *others) if other not in kinds), None)
@@ -209,7 +211,7 @@ def _trained_too(document: Document, spec: ExperimentSpec, family: FamilySpec) -
 
 
 def _family(document: Document) -> FamilySpec:
-    """Read a family, with absolute paths of the files that it names."""
+    """Read a family, and make the paths of the files that it names absolute."""
     spec = document.validate(FamilySpec)
 
     def source(model: object, loc: Place) -> object:

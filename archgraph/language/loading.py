@@ -1,4 +1,4 @@
-"""Reading of model files of any form as graphs, and writing of graphs."""
+"""Read model files of any form as graphs, and write graphs to files."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
     from archgraph.states.lazy import LazyState
 
-# Receives the notes of each graph that is read; the command line prints them.
+# Logger for the notes of each graph that is read; the command line prints them.
 NOTES = logging.getLogger("archgraph.notes")
 
-# Values of a model's choices by name; of an ONNX file, sizes of its dimensions or "open".
+# Dict from choice to value; for an ONNX file, from dimension to size or "open".
 Choices: TypeAlias = Mapping[str, int | str]
 
 # Endings of files that hold weights.
@@ -46,18 +46,20 @@ def save(model: GraphLike | torch.nn.Module, path: str | os.PathLike[str]) -> No
     r"""Write an architecture as flat YAML, or a model with its weights as a folder.
 
     :func:`archgraph.load` returns exactly what was saved. A folder contains ``model.yaml``,
-    ``model.safetensors`` and ``archgraph.json``, and only appears when all of it is written.
+    ``model.safetensors`` and ``archgraph.json``. It appears under its name only when it is
+    complete.
 
     Args:
         model: A graph; for a folder, a model with weights: the result of :func:`archgraph.trace`,
             or a module returned by :func:`archgraph.build`.
-        path: A file with the suffix ``.yaml``, or a folder. An earlier save is replaced.
+        path: A file with the suffix ``.yaml``, or a folder. An earlier file or folder that this
+            function wrote is replaced.
 
     Raises:
         GraphError: If a name in the graph cannot be written without loss, or the weights do not fit
             the graph.
-        SpecError: If the file has the suffix of a weights file, a graph without weights is to be
-            saved as a folder, or the folder has other files.
+        SpecError: If the file has the suffix of a weights file, the path is a folder but the graph
+            has no weights, or the folder contains other files.
         RunError: If it cannot be written.
 
     Example:
@@ -77,14 +79,17 @@ def save(model: GraphLike | torch.nn.Module, path: str | os.PathLike[str]) -> No
     if state is not None and target.suffix.lower() not in (".yaml", ".yml"):
         save_folder(graph, state, target)
     elif target.is_dir() or os.fspath(path).endswith("/"):
-        problem, expected = "a graph has no weights for a folder", "a .yaml file, or a traced model"
+        problem, expected = (
+            "a folder needs weights, but a graph has none",
+            "a .yaml file, or a traced model",
+        )
         raise SpecError(problem, where=str(path), expected=expected)
     else:
         write(target, flat.dump(graph))
 
 
 def check_ending(path: str | os.PathLike[str]) -> None:
-    """Check that a file for an architecture does not have the ending of a weights file.
+    """Check that a file for an architecture does not have the suffix of a weights file.
 
     Raises:
         SpecError: If it does.
@@ -113,12 +118,12 @@ def load_graph(path: str | os.PathLike[str], choices: Choices | None = None) -> 
 
 
 def load_folder(path: str | os.PathLike[str]) -> tuple[ArchGraph, LazyState]:
-    """Return the graph of a transformers folder and its weights, which stay in their files.
+    """Return the graph of a transformers folder and its weights, which are read lazily.
 
-    The class is one of the transformers package: no code in the folder is run.
+    The model is built from a class of the transformers package, so no code in the folder is run.
 
     Raises:
-        GraphError: If it is not the folder of a model.
+        GraphError: If the folder does not contain a model.
         TraceError: If its class cannot be captured.
     """
     # Tracing loads torch.export: most files do not need it.
@@ -157,7 +162,7 @@ def _read(
     if not isinstance(data, dict):
         document.fail((), "is not a model", expected="keys and values")
     if is_onnx(document.file):
-        # Its packages take a second, and are an extra.
+        # Importing its packages takes a second, and they are an optional extra.
         from archgraph.onnx.read import read_onnx
 
         return read_onnx(document.file, choices)
@@ -181,7 +186,9 @@ def _read(
         from archgraph.language.python import capture
 
         return capture(document, document.validate(PythonModel))
-    if "nodes" not in data:  # neither form: the commoner one reports what is missing
+    if (
+        "nodes" not in data
+    ):  # neither form: this validation raises an error that names the missing keys
         document.validate(AuthoredModel)
     return _flat(document), None
 
@@ -198,8 +205,8 @@ def _flat(document: Document) -> ArchGraph:
     return graph
 
 
-# A family names its model once for each client, many experiments name one family, and a check reads
-# many families: results computed from a graph stay with it.
+# Cached, since families and experiments read the same model many times, and results that were
+# computed from a graph stay with the graph.
 @functools.lru_cache(maxsize=512)
 def _lowered(document: Document, choices: tuple[tuple[str, int | str], ...]) -> ArchGraph:
     return lower(document, document.validate(AuthoredModel), dict(choices))

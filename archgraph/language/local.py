@@ -16,12 +16,12 @@ from archgraph.language.named import WRITTEN, LibraryClass, library_class
 from archgraph.plain import Json
 
 _Transform = Annotated[LibraryClass, library_class("transform"), WRITTEN]
-# Options of SGD that may be written next to `optimiser` instead of below it.
+# Options of SGD that may be set without `optimiser`.
 _OF_SGD = ("lr", "momentum", "weight_decay")
 
 
 class _Course:
-    """The values that a schedule sets in an optimiser: PyTorch's own, run on a blank parameter."""
+    """The settings that a PyTorch schedule gives to an optimiser of a dummy parameter."""
 
     def __init__(
         self, optimiser: LibraryClass, schedule: LibraryClass, units: Mapping[str, int]
@@ -88,17 +88,17 @@ class LocalOptions(Base):
     )
     schedule: Annotated[LibraryClass, library_class("schedule"), WRITTEN] | None = Field(
         default=None,
-        description="a class of torch.optim.lr_scheduler with its arguments, in which $rounds "
-        "is the number of rounds and $steps the number of steps per round; default: the "
-        "learning rate is constant",
+        description="a class of torch.optim.lr_scheduler with its arguments. In arguments, "
+        "$rounds is the number of rounds and $steps is the number of steps per round. Default: "
+        "the learning rate is constant",
         examples=[{"MultiStepLR": {"milestones": ["$rounds * 30 // 100"]}}],
     )
     over: Literal["round", "run"] | None = Field(
         default=None,
-        description="span of a schedule that advances with every step. `round`: the schedule "
-        "restarts in each round; if a method trains in parts, like head and body in FedRep, "
-        "it restarts in each part. `run`: one schedule for the whole run. Default: one "
-        "schedule for the whole run, and the learning rate changes only between rounds",
+        description="when the schedule advances and restarts. Default: it advances after each "
+        "round and never restarts. `run`: it advances after each step and never restarts. "
+        "`round`: it advances after each step and restarts in each round. If a method trains "
+        "head and body one after the other (FedRep), it restarts for each",
         examples=["round"],
     )
     clip: Annotated[float, Field(gt=0)] | None = Field(
@@ -108,7 +108,7 @@ class LocalOptions(Base):
     )
     fraction: Share = Field(
         default=1.0,
-        description="share of the local data that a client uses in a round (FedADP: 0.2)",
+        description="fraction of the local data that a client uses in a round (FedADP: 0.2)",
     )
     loss: Annotated[LibraryClass, library_class("loss"), WRITTEN] | None = Field(
         default=None,
@@ -130,8 +130,8 @@ class LocalOptions(Base):
     )
     precision: Literal["bf16"] | None = Field(
         default=None,
-        description="bf16: compute matrix products and convolutions in training in bfloat16, but "
-        "not tests and weights; default: the type of the weights",
+        description="bf16: in training, compute matrix products and convolutions in bfloat16. "
+        "Weights and tests keep their data type. Default: the data type of the weights",
         examples=["bf16"],
     )
 
@@ -146,10 +146,10 @@ class LocalOptions(Base):
             if title is not None and getattr(self, key) is not None:
                 hint = f"write optimiser: {{{title}: {{{key}: …}}}}, or null here"
                 facts: ErrorFacts = {"found": getattr(self, key), "hint": hint}
-                raise Mistake("is for SGD without `optimiser`", place=(key,), **facts)
+                raise Mistake("cannot be combined with `optimiser`", place=(key,), **facts)
         if self.over is not None and self.schedule is None:
-            facts = {"found": self.over, "hint": "write a schedule, or remove it"}
-            raise Mistake("has no schedule to go through", place=("over",), **facts)
+            facts = {"found": self.over, "hint": "set `schedule`, or remove `over`"}
+            raise Mistake("needs a schedule", place=("over",), **facts)
         return self
 
     @property
@@ -167,17 +167,17 @@ class LocalOptions(Base):
         return self.model_dump(mode="json", exclude_none=True)
 
     def tuning(self) -> LocalOptions:
-        """Return the options of tuning before a test, which is not part of a round.
+        """Return the options for fine-tuning before a test.
 
-        Every step is at the optimiser's rate, on all examples, without the proximal term.
+        Fine-tuning uses a constant learning rate and all examples, without the proximal term.
         """
         of_rounds = {"schedule": None, "over": None, "proximal": None}
         return self.model_copy(update={**of_rounds, "fraction": 1.0})
 
     def changed(self, changes: LocalOptions) -> LocalOptions:
-        """Return these options, overridden by those of a kind of client.
+        """Return these options, overridden by the options of a kind of client.
 
-        Another optimiser replaces this one with all its arguments.
+        A changed optimiser also replaces all arguments of the previous optimiser.
 
         Raises:
             Mistake: If the result is inconsistent.
@@ -192,7 +192,7 @@ class LocalOptions(Base):
         return self.model_copy(update={**anew, **said}).consistent()
 
     def settings_at(self, round: int, rounds: int, step: int, steps: int) -> dict[str, Json]:
-        """Return the values that the schedule sets in the optimiser at a step; empty if none.
+        """Return the optimiser settings (such as ``lr``) from the schedule at a step, or empty.
 
         Args:
             round: The round, counted from 1.
@@ -205,8 +205,11 @@ class LocalOptions(Base):
         places = {None: round, "round": step, "run": (round - 1) * steps + step}
         try:
             return _course(self.chosen, self.schedule, rounds, steps).at(places[self.over] - 1)
-        except (ValueError, ArithmeticError, IndexError) as error:  # in PyTorch's words
-            message, said = "cannot set the rate", f"{self.schedule.title}: {error}"
+        except (ValueError, ArithmeticError, IndexError) as error:  # raised by PyTorch
+            message, said = (
+                "cannot set the learning rate",
+                f"{self.schedule.title}: {error}",
+            )
             raise RunError(message, where="local.schedule", found=said) from None
 
 
@@ -214,7 +217,7 @@ Local = Annotated[LocalOptions, pydantic.AfterValidator(LocalOptions.consistent)
 
 
 def rounds_of(span: float, rounds: int) -> float:
-    """Return a number of rounds, or a fraction of all, as one: 0.29 of 100 is 29, not 28.999….
+    """Return ``span`` in rounds. Below 1, it is a fraction of ``rounds``: 0.29 of 100 is 29.
 
     >>> rounds_of(0.29, 100), rounds_of(7, 100)
     (29.0, 7)

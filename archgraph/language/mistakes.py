@@ -1,4 +1,4 @@
-"""Mistakes that pydantic finds, in the terms of the file: place, found, expected, hint."""
+"""Convert pydantic's errors to messages about the file: place, found, expected, hint."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from archgraph.plain import Json
 
 ModelType: TypeAlias = type[pydantic.BaseModel]
 
-# Pydantic's words, and YAML's.
+# Pydantic's wording, and the wording of our messages.
 WORDS = (
     (r"tuple|list|array", "a list"),
     (r"dictionary|mapping|object|dictionary or (object.*|instance of .*)", "a mapping"),
@@ -38,9 +38,10 @@ WORDS = (
 
 
 def known_place(lines: Collection[Place], loc: Place, rest: Place) -> Place:
-    """Return a place and the following keys that a file has.
+    """Extend a place by those of the following keys that the file contains.
 
-    A bare value for a main option has no key there, and neither does a tag of pydantic's unions.
+    The file lacks the key of an option that is written as a bare value, and the tags of pydantic's
+    unions.
     """
     for key in rest:
         if (*loc, key) in lines:
@@ -60,9 +61,9 @@ def main_mistake(
     Args:
         error: The errors of pydantic.
         model: The pydantic model.
-        lines: The places that the file has.
+        lines: The places (tuples of keys and indices) in the file.
         loc: Place of the validated data in the file.
-        ignore: Values that cannot be judged yet.
+        ignore: Function that returns whether a value cannot be validated yet.
     """
     errors = error.errors(include_url=False)
     if ignore is not None:
@@ -82,7 +83,9 @@ def main_mistake(
             hint = _advice(key, names, model, first["loc"][:-1])
             facts: ErrorFacts = {"found": repr(key), "expected": expected, "hint": hint}
             return Mistake("is an unknown key", place=inner, **facts)
-        case "missing" if isinstance(first["loc"][-1], int):  # of a list with so many entries
+        case "missing" if isinstance(
+            first["loc"][-1], int
+        ):  # a list with a fixed number of entries
             value = abbreviate(first["input"])
             return Mistake("has too few entries", place=inner, found=value)
         case "missing":
@@ -120,7 +123,7 @@ def _most_telling(
 
 
 def _raised(fault: ErrorDetails, loc: Place) -> Mistake:
-    """Return the mistake that a check of ours raised, with its place in the file."""
+    """Return the mistake that one of our own validators raised, with its place in the file."""
     cause = fault["ctx"]["error"]
     if isinstance(cause, Mistake):
         other = (*loc, *cause.other) if cause.other else ()
@@ -159,7 +162,7 @@ def abbreviate(value: object) -> str:
 
 
 def in_words(message: str) -> str:
-    """Translate pydantic's "Input should be …" to an expectation in YAML's terms.
+    """Translate pydantic's "Input should be …" to our wording.
 
     >>> in_words("Input should be greater than or equal to 1"), in_words("Input should be less")
     ('1 or more', 'less')
@@ -189,7 +192,7 @@ def _field_names(model: ModelType, loc: tuple[Key, ...]) -> list[str]:
 
 
 def _advice(key: str, names: list[str], model: ModelType, loc: tuple[Key, ...]) -> str | None:
-    """Return the hint about an unknown key: a similar name, or the part of the file for it."""
+    """Return the hint about an unknown key: a similar name, or the mapping to which it belongs."""
     if (hint := suggestion(key, names)) is not None:
         return hint
     if key.isdecimal():

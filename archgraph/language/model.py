@@ -40,7 +40,7 @@ CountOr = Annotated[
 
 
 def dotted_callable(value: str) -> str:
-    """Return the name of a callable, ``package.module:path``, or raise its mistake."""
+    """Check that a text is the name of a callable, ``package.module:path``, and return it."""
     if re.fullmatch(r"\w+(\.\w+)*:\w+(\.\w+)*", value):
         return value
     raise Mistake(
@@ -48,17 +48,17 @@ def dotted_callable(value: str) -> str:
     )
 
 
-# A name in a file; nothing is imported before the caller has consented.
+# The name of a callable, which is imported only after the caller has consented.
 CallableName = Annotated[str, pydantic.AfterValidator(dotted_callable)]
 
 
 @dataclass(frozen=True)
 class Step:
-    """A step as written: a name, and its options or the bare value of its main one."""
+    """A step as written in a file: a name, with its options or the value of its main option."""
 
     name: str
-    # Read when the row of the step is known (`lowering.reader`): a union of all rows would answer
-    # one wrong key with the mistakes of sixty of them.
+    # Validated when the row of the step is known (`lowering.reader`). A union of all rows would
+    # report one wrong key as the errors of sixty rows.
     options: Json = None
 
     @classmethod
@@ -165,7 +165,7 @@ class SectionSpec(Base):
     @pydantic.model_validator(mode="after")
     def _block_or_steps(self) -> SectionSpec:
         if (self.block is None) == (self.steps is None):
-            # Any further key is a parameter of the block: this is where `blok:` is noticed.
+            # Other keys are parameters of the block, so a misspelt `blok:` is noticed only here.
             hints = (nearest(key, ["block", "steps"]) for key in self.model_extra or {})
             raise Mistake(
                 f"needs either a block or steps, section {self.name!r}",
@@ -223,7 +223,7 @@ class OpenSizeSpec(Base):
         return self
 
     def size(self, name: str) -> OpenSize:
-        """Return the size as written in a graph."""
+        """Return the open size that a graph contains."""
         high = math.inf if self.to is None else self.to
         return OpenSize(name, self.example, self.least if self.least > 1 else 0, high, ())
 
@@ -263,7 +263,7 @@ OpenSizes = dict[SizeName, Annotated[OpenSizeSpec, bare("example", int, int | Op
 
 
 class _WithInputs(Base):
-    """Inputs, with their open sizes."""
+    """Inputs, with their variable sizes."""
 
     archgraph: Version
     name: str = Field(default="", description="name that tables and pages show")
@@ -271,7 +271,8 @@ class _WithInputs(Base):
         description="arguments of forward: name → sizes of the axes without the batch axis"
     )
     open: OpenSizes = Field(
-        default={}, description="variable sizes, by the names that `inputs` uses"
+        default={},
+        description="variable sizes: name in `inputs` → example size, and the allowed range",
     )
 
     @pydantic.model_validator(mode="after")
@@ -317,7 +318,7 @@ class AuthoredModel(_WithInputs):
     )
 
 
-# Callables of this name read a local folder, which this argument of theirs names.
+# Callables with this name read a local folder. This argument contains the folder.
 READER, FOLDER = "from_pretrained", "pretrained_model_name_or_path"
 
 
@@ -335,14 +336,14 @@ def reads_folder(name: str) -> bool:
 
 def absolute_path(name: str, base: Path) -> str:
     """Return the absolute path of a named file or folder."""
-    # An unknown home folder stays as it is written; reading it is an error with its line.
+    # An unknown home folder is unchanged; an error is raised when the file is read.
     with contextlib.suppress(RuntimeError):
         return str(base / Path(name).expanduser())
     return name
 
 
 def anchored(value: Json, base: Path) -> Json:
-    """Make the folders that an inline model names absolute.
+    """Make the paths in an inline model absolute.
 
     >>> made = {"python": "transformers:BertModel.from_pretrained", "args": {FOLDER: "bert"}}
     >>> anchored(made, Path("/specs"))["args"]
@@ -355,7 +356,7 @@ def anchored(value: Json, base: Path) -> Json:
     result = {key: anchored(item, base) for key, item in value.items()}
     if isinstance(file := result.get("onnx"), str):
         result["onnx"] = absolute_path(file, base)
-    # A new mapping: the content of a file is shared by all its readers.
+    # A new mapping, because the content of a file is cached and shared.
     name, args = result.get("python"), result.get("args")
     if isinstance(name, str) and isinstance(args, dict):
         key = FOLDER if reads_folder(name) else WEIGHTS_FILE
@@ -385,15 +386,15 @@ class OnnxModel(Base):
     archgraph: Version = 1
     onnx: str = Field(description="the ONNX file")
     sizes: dict[str, Count | Literal["open"]] = Field(
-        description="sizes of dimensions, by the name of the dimension, `batch`, or "
-        "INPUT_AXIS if the dimension has no name. A number fixes a dimension that is variable "
-        "in the file; `open` makes a fixed dimension variable",
+        description="dimension → size. A dimension is given by its name, by `batch`, or by "
+        "INPUT_AXIS if it has no name. A number fixes a dimension that is variable in the file; "
+        "`open` makes a fixed dimension variable",
         examples=[{"batch": "open", "length": 128}],
     )
 
 
 class PythonModel(_WithInputs, PythonValue):
-    """A model written in Python. The only place where a file imports the user's code."""
+    """A model that a Python callable returns, which archgraph imports and traces."""
 
     python: CallableName = Field(description="package.module:callable, which returns an nn.Module")
     archgraph: Version = 1
@@ -409,5 +410,5 @@ class PythonModel(_WithInputs, PythonValue):
     sections: dict[str, tuple[str, ...]] = Field(
         default={},
         description="section → list of its blocks; []: the blocks inside the module that has "
-        "the name of the section; default: analysis of the graph finds the sections",
+        "the name of the section; default: sections are detected in the graph",
     )

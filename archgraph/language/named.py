@@ -1,9 +1,9 @@
 """Classes of libraries that a file names, with keyword arguments: ``{AdamW: {lr: 0.001}}``.
 
-A key has a role, and a row of :data:`ROLES` lists the classes that it may name: public subclasses
-of a base class in a few modules. Nothing else is imported, and attribute paths are not followed.
-Arguments are plain data, checked against the class's signature; see the library's documentation.
-(jsonargparse is unsuitable: it imports a named object before it refuses it.)
+Each key that takes a class has a row in :data:`ROLES`, which lists the allowed classes: public
+subclasses of a base class in a few modules. Nothing else is imported. Arguments are plain data,
+which are checked against the signature of the class. (jsonargparse is unsuitable, because it
+imports a named object before it can refuse it.)
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from archgraph.language.mistakes import abbreviate, main_mistake
 from archgraph.plain import Json
 
 RoleName: TypeAlias = Literal["optimiser", "schedule", "loss", "metric", "transform"]
-# Placeholder numbers of rounds and steps: a file is checked before they are known. Only schedules
-# use them.
+# Placeholder numbers of rounds and steps, since a file is checked before they are known. Only
+# schedules use them.
 _TRIAL: Mapping[RoleName, Mapping[str, int]] = {"schedule": {"rounds": 1000, "steps": 1000}}
 
 
@@ -45,11 +45,11 @@ class ClassRole:
     """The classes that a key may name.
 
     Attributes:
-        modules: Modules in which they are public.
-        base: Their base class, ``module:name``.
+        modules: Modules in which the classes are public.
+        base: Base class of the classes, ``module:name``.
         supplied: Arguments that the run supplies.
-        closed: Arguments that a file must not set, since they affect how numbers are computed.
-        refused: Classes that cannot be used, with reasons.
+        closed: Arguments that a file must not set.
+        refused: Dict from a class that cannot be used to the reason.
         install: How to install the library.
     """
 
@@ -77,18 +77,21 @@ ROLES: Mapping[RoleName, ClassRole] = {
         "torch.optim.lr_scheduler:LRScheduler",
         supplied=("optimizer",),
         closed=("last_epoch", "scale_fn"),
-        refused={"ReduceLROnPlateau": "it reads a figure, and rates are set before the run"},
+        refused={
+            "ReduceLROnPlateau": "it depends on a metric, but schedules are computed before the run"
+        },
     ),
     "loss": ClassRole(
         ("torch.nn",),
         "torch.nn.modules.loss:_Loss",
         closed=("reduction", "reduce", "size_average", "ignore_index"),
-        # They would be computed from logits or from 0 and 1 anyway, and mean nothing.
+        # They would accept logits, or labels of 0 and 1, and return meaningless losses.
         refused={
             "BCELoss": "it takes probabilities, and models give logits: name BCEWithLogitsLoss",
             "NLLLoss": "it takes log-probabilities, and models give logits: name CrossEntropyLoss",
             "KLDivLoss": "it takes log-probabilities, which models do not give",
-            "PoissonNLLLoss": "it takes logarithms of what tests compare with targets",
+            "PoissonNLLLoss": "its predictions are logarithms, but tests compare predictions "
+            "with targets",
             "SoftMarginLoss": "its targets are 1 and -1, and labels are 0 and 1",
             "HingeEmbeddingLoss": "its targets are 1 and -1, and labels are 0 and 1",
         },
@@ -104,8 +107,8 @@ ROLES: Mapping[RoleName, ClassRole] = {
         ("torchvision.transforms.v2",),
         "torchvision.transforms.v2:Transform",
         refused={
-            "Normalize": "images are normalised after the transforms as for tests, or before "
-            "they are passed: training would see other values than tests"
+            "Normalize": "images are already normalised, in training as in tests; with this "
+            "transform, training would see other values than tests"
         },
         install="pip install torchvision",
     ),
@@ -119,7 +122,7 @@ class LibraryClass:
     Attributes:
         role: The role of its key.
         path: ``module.Class``.
-        args: Plain values; in a schedule also expressions of ``$rounds`` and ``$steps``.
+        args: Plain values. In a schedule, also expressions with ``$rounds`` and ``$steps``.
     """
 
     role: RoleName
@@ -137,7 +140,7 @@ class LibraryClass:
         return _class(self.path.rpartition(".")[0], self.title)
 
     def plain(self) -> dict[str, Json]:
-        """Return it as written in a file.
+        """Return the class and its arguments as written in a file.
 
         >>> LibraryClass("optimiser", "torch.optim.SGD", {"lr": 0.1}).plain()
         {'SGD': {'lr': 0.1}}
@@ -147,10 +150,11 @@ class LibraryClass:
     def make(
         self, supplied: Mapping[str, object] | None = None, units: Mapping[str, int] | None = None
     ) -> Any:
-        """Return an instance.
+        """Construct an instance of the class.
 
         Args:
-            supplied: Arguments that the run supplies; those that the class lacks are ignored.
+            supplied: Arguments that the run supplies. Arguments that the class does not have are
+                ignored.
             units: Values of ``$rounds`` and ``$steps``.
         """
         known = inspect.signature(self.kind).parameters
@@ -166,7 +170,7 @@ class LibraryClass:
 
 
 def library_class(role: RoleName, also: tuple[str, ...] = ()) -> pydantic.PlainValidator:
-    """Return a validator for classes of a role, written as a name or a name with arguments.
+    """Return a validator for a class of a role, written as a name or as a name with arguments.
 
     Args:
         role: The role.
@@ -183,7 +187,7 @@ def _written(value: LibraryClass | str) -> Json:
 
 
 WRITTEN = pydantic.PlainSerializer(_written)
-"""Complements :func:`library_class`: how the choice is written."""
+"""The serialiser that matches :func:`library_class`."""
 
 
 def _read(role: RoleName, also: tuple[str, ...], value: object) -> LibraryClass | str:
@@ -195,7 +199,7 @@ def _read(role: RoleName, also: tuple[str, ...], value: object) -> LibraryClass 
     if not (isinstance(path, str) and isinstance(args, dict | None)):
         written = ", ".join(map(str, value)) if isinstance(value, dict) else abbreviate(value)
         expected = "a class, or a class with its arguments, e.g. {NAME: {key: value}}"
-        raise Mistake(f"is not one {role}", found=written, expected=expected)
+        raise Mistake(f"must name exactly one {role}", found=written, expected=expected)
     name = _found(role, path, also)
     args = _frozen(args or {})
     try:

@@ -13,7 +13,7 @@ class PrivacySpec(Base):
     """Client-level differential privacy of the published models.
 
     Source: McMahan, Ramage, Talwar, Zhang, *Learning Differentially Private Recurrent Language
-    Models*, ICLR 2018, Algorithm 1 with the estimator of fixed denominator.
+    Models*, ICLR 2018, Algorithm 1 with the fixed-denominator estimator.
     """
 
     clip: Annotated[float, Field(gt=0)] = Field(
@@ -21,8 +21,8 @@ class PrivacySpec(Base):
         "values that are averaged"
     )
     noise: Annotated[float, Field(ge=0)] = Field(
-        description="σ: standard deviation of the noise that is added to every sum, in units "
-        "of C; 0: no noise and no guarantee"
+        description="σ: the noise that is added to the sum of the updates has the standard "
+        "deviation σ · C; 0: no noise and no guarantee"
     )
     delta: Annotated[float, Field(gt=0, lt=1)] = Field(
         description="δ of (ε, δ)-differential privacy; choose it well below 1 / number of clients"

@@ -1,4 +1,4 @@
-"""Models written in Python: the only place where a file imports the user's code."""
+"""Models written in Python: import, construct and trace them."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from archgraph.limits import LIMITS
 from archgraph.ops.schema import torch_dtype
 from archgraph.plain import Json
 
-# Arguments that readers of a package always get, so that nothing is downloaded, no pickle is opened
-# and no code in the folder is run.
+# Package → arguments that its `from_pretrained` always gets, so that nothing is downloaded, no
+# pickle is opened and no code in the folder is run.
 _CLOSED: Mapping[str, Mapping[str, object]] = {
     "transformers": {"local_files_only": True, "use_safetensors": True, "trust_remote_code": False}
 }
@@ -40,13 +40,17 @@ _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle", "*.h5", "*.
 def capture(document: Document, spec: PythonModel) -> tuple[ArchGraph, dict[str, torch.Tensor]]:
     """Import, construct and trace a model; the caller's random state is preserved.
 
-    A model ``….from_pretrained`` is loaded with the weights of its folder, only from safetensors.
+    A model that ``….from_pretrained`` returns has the weights of its folder, which must be in
+    safetensors files.
 
     Raises:
-        SpecError: If it cannot be imported or constructed, or its folder has no such weights.
-        TraceError: If it cannot be traced.
+        SpecError: If the model cannot be imported or constructed, or its folder has no safetensors
+            file.
+        TraceError: If the model cannot be traced.
     """
-    from archgraph.capture.trace import trace  # torch.export and sympy: most files need neither
+    from archgraph.capture.trace import (
+        trace,
+    )  # imports torch.export and sympy, which most files do not need
 
     where = document.where(("python",))
     # No devices: saving the generators of all GPUs would start CUDA.
@@ -87,14 +91,14 @@ def capture(document: Document, spec: PythonModel) -> tuple[ArchGraph, dict[str,
 
 
 def _limited(document: Document, graph: ArchGraph, spec: PythonModel) -> ArchGraph:
-    """Return a graph for the values of open sizes in the file."""
+    """Restrict the open sizes of a graph to the ranges in the file."""
     sizes = dict(open_sizes(graph))
     for name, stated in spec.open.items():
         size, asked = sizes[name], stated.size(name)
         low = max(asked.low, size.low)
         for key, value in (("from", stated.least), ("to", stated.to)):
             if key in stated.model_fields_set and not size.low <= (value or 0) <= size.high:
-                message = "is beyond the sizes for which the model holds"
+                message = "is outside the range of sizes that the model accepts"
                 document.fail(("open", name, key), message, found=value, expected=size.range)
         high = min(asked.high, size.high)
         sizes[name] = dataclasses.replace(size, low=low, high=high)
@@ -103,7 +107,7 @@ def _limited(document: Document, graph: ArchGraph, spec: PythonModel) -> ArchGra
 
 def _fits(document: Document, model: torch.nn.Module, inputs: Mapping[str, object]) -> None:
     """Check that forward takes arguments of the inputs' names."""
-    # Bound, not called: a wrong name is found before the capture, which takes seconds.
+    # Binding finds a wrong name at once, before the trace, which takes seconds.
     signature = inspect.signature(model.forward)
     try:
         signature.bind(**inputs)
@@ -114,9 +118,9 @@ def _fits(document: Document, model: torch.nn.Module, inputs: Mapping[str, objec
 
 
 def _pretrained(document: Document, spec: PythonModel, where: str) -> Any:
-    """Load a model with the weights of a folder; refuse if none of them are its own."""
+    """Load a model with the weights of a folder; raise an error if none of them is used."""
     args = dict(spec.args)
-    # transformers only warns about weights that it initialises: its report lists them.
+    # transformers only warns about weights that it initialises. Its report lists these weights.
     if _package(spec.python) in _CLOSED:
         args["output_loading_info"] = True
     result = _construct(document, (), spec.python, args, weights=True)
@@ -124,7 +128,7 @@ def _pretrained(document: Document, spec: PythonModel, where: str) -> Any:
         return result
     model, report = result
     parameters = {name for name, _ in model.named_parameters()}
-    # Some may be missing: a classifier is drawn from the seed.
+    # Some weights may be missing, such as a new classifier, which is drawn from the seed.
     if parameters <= set(report["missing_keys"]):
         message = "loads nothing: the folder has none of this model's weights"
         hint = "name the class that the folder's config.json names"
@@ -165,14 +169,14 @@ def import_named(name: str, base: type, where: str) -> Any:
     """Import the object that a name ``package.module:path`` refers to.
 
     Args:
-        name: The module is looked for where Python looks for modules; the command line adds the
-            folder that it runs in.
-        base: archgraph's own subclasses of it need no consent.
+        name: Name of the object. Its module is searched on ``sys.path``, to which the command line
+            adds the current folder.
+        base: Subclasses of this class that are part of archgraph need no consent.
         where: Place in a file, for errors.
 
     Raises:
-        SpecError: If the caller has not consented to run it, the module cannot be imported, or
-            lacks that name.
+        SpecError: If consent is missing, the module cannot be imported, or the object does not
+            exist.
     """
     consented(name, base, where)
     module_name, _, path = name.partition(":")
@@ -191,13 +195,15 @@ def _with_line(cause: BaseException, text: str) -> str:
 
 
 def constructor(document: Document) -> functools.partial[object]:
-    """Return the call that constructs the model of a file.
+    """Return a function without arguments that constructs the model of a file.
 
     Raises:
-        SpecError: If it is not a model written in Python, or cannot be imported.
+        SpecError: If the model is not written in Python, or cannot be imported.
     """
     if not isinstance(document.data, Mapping) or "python" not in document.data:
-        hint = "the sizes of a model are queried from its class in transformers or timm"
+        hint = (
+            "`like: true` needs a model of transformers or timm that the file names with `python:`"
+        )
         document.fail((), "is not a model written in Python", hint=hint)
     spec = document.validate(PythonModel)
     return _call(document, (), spec.python, spec.args)
@@ -221,10 +227,10 @@ def _construct(
 def _call(
     document: Document, loc: Place, name: str, args: Mapping[str, Json], *, weights: bool = False
 ) -> functools.partial[object]:
-    """Return a callable with its arguments, each of them constructed."""
+    """Return a callable with its arguments, which are constructed first."""
     where = document.where(("python",))
     loc = (*loc, "args")
-    # Before anything is imported: a missing folder needs no consent to be reported.
+    # Before anything is imported, so that a missing folder is reported without consent.
     if reads_folder(name):
         args = _restricted(document, loc, name, args, weights=weights)
     function = import_named(name, torch.nn.Module, where)

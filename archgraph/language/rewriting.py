@@ -1,4 +1,4 @@
-"""Applying several rewrites, with the keys of a family file."""
+"""Apply several rewrites, which are named by the keys of a family file."""
 
 from __future__ import annotations
 
@@ -24,21 +24,22 @@ from archgraph.states.importance import Importance
 
 @takes_graph
 def rewrite(graph: ArchGraph, /, *, verify: bool = False, **rewrites: object) -> Rewritten:
-    """Apply several rewrites, passed as keywords like the keys of a client in a family file.
+    """Apply several rewrites to a graph.
 
-    They are applied in the order of ``archgraph help``, whatever the order of the keywords: depth
-    before width, width before additions. For another order, compose single rewrites with ``>>``.
+    Keywords are the keys of a client in a family file. Rewrites are applied in the order of
+    ``archgraph help``, independently of the order of the keywords: depth first, then width, then
+    additions. For another order, compose single rewrites with ``>>``.
 
     Args:
         graph: The architecture.
-        verify: Check the law of each rewrite that has one.
+        verify: Check that each rewrite keeps its guarantee.
         **rewrites: Name of a rewrite → value as in a file: the function's first argument, a mapping
             of its options, or True. ``python`` maps your own rewrites,
             ``"package.module:function"``, to such values. None and False are ignored.
 
     Raises:
-        SpecError: For an unknown rewrite (names the nearest), or a value that it cannot take.
-        RewriteError: If a rewrite cannot be applied; names its keyword.
+        SpecError: For an unknown rewrite, or an invalid value.
+        RewriteError: If a rewrite cannot be applied; names the keyword.
 
     Example:
         >>> import torch
@@ -72,9 +73,9 @@ def rewritten(
     Args:
         graph: The architecture.
         rewrites: The rewrites, applied in the order of their keys.
-        verify: Run the law of each rewrite that has one.
-        where: Returns the prefix of errors of a key's rewrite.
-        like: Returns the call that constructs the model, for ``like: true``.
+        verify: Check that each rewrite keeps its guarantee.
+        where: Function from a key to the prefix of its errors.
+        like: Function that returns the constructor of the model, for ``like: true``.
 
     Raises:
         RewriteError: If a rewrite cannot be applied.
@@ -98,7 +99,7 @@ def _calls(rewrites: Rewrites) -> Iterator[tuple[str, Callable[..., Rewritten], 
         yield row.name, row.apply, getattr(rewrites, row.name)
     for name, value in rewrites.python.items():
         yield "python", functools.partial(_call_own, name), value
-    # It may name parts that the user's rewrites add.
+    # The last rewrite may name parts that the user's rewrites add.
     yield last.name, last.apply, getattr(rewrites, last.name)
 
 
@@ -115,7 +116,7 @@ def _call_own(name: str, graph: ArchGraph, value: Json, *, verify: bool) -> Rewr
 
 
 def _as_read(value: Json) -> Json:
-    """Convert a Python value to one that was read from a file; objects with a graph become it."""
+    """Convert a Python value to a value as read from a file, or an object to its graph."""
     if isinstance(value, Importance):
         return _as_read(value.plain())
     graph = getattr(value, "graph", None)
@@ -127,13 +128,14 @@ def _as_read(value: Json) -> Json:
 
 
 def heads(asked: Json, graph: ArchGraph) -> Json:
-    """Replace the lists of steps in a rewrite's options by architectures.
+    """Replace the lists of steps in a rewrite's options by graphs.
 
-    The steps of an entry take the result of its section or block; all other values stay.
+    The key of a list is a section or block, whose result is the input of the steps. Other values
+    are unchanged.
 
     Raises:
-        SpecError: If a list of steps cannot be understood, or does not fit the section's result.
-        GraphError: For a section or block that does not exist; names the nearest.
+        SpecError: If a list of steps is invalid, or does not fit the result of the section.
+        GraphError: For a section or block that does not exist.
 
     Example:
         >>> import torch

@@ -34,7 +34,7 @@ def is_transformers(path: Path) -> bool:
 
 
 def weights_of(model: Any) -> State | None:
-    """Return the weights of a traced model or built module; None for a graph alone.
+    """Return the weights of a traced model or built module; None for a graph.
 
     Raises:
         GraphError: If a module was not built from a graph.
@@ -55,7 +55,7 @@ def save_folder(graph: ArchGraph, state: State, folder: Path) -> Path:
     Raises:
         GraphError: If the weights do not fit the graph.
         SpecError: If the folder contains other files.
-        RunError: If it cannot be written.
+        RunError: If the folder cannot be written.
     """
     from safetensors.torch import save_file
 
@@ -92,7 +92,7 @@ def saved_weights(graph: ArchGraph, folder: Path) -> dict[str, Tensor]:
     """Return the weights of a saved model.
 
     Raises:
-        SpecError: If they are damaged, or do not belong to the architecture next to them.
+        SpecError: If the weights are damaged, or do not fit the architecture in the folder.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file

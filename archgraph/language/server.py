@@ -1,4 +1,4 @@
-"""The YAML of the server's optimiser, which follows the clients' mean."""
+"""The YAML of the server's optimiser."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
 class ServerSpec(Base):
-    """An optimiser at the server, which uses the change of the clients' mean as a gradient.
+    """An optimiser at the server.
+
+    Its gradient is the difference between the server's weights and the mean of the clients'
+    weights.
 
     Source: Reddi et al., *Adaptive Federated Optimization*, ICLR 2021, Algorithm 2; momentum: Hsu,
     Qi, Brown, *Measuring the Effects of Non-Identical Data Distribution*, 2019.
@@ -36,11 +39,12 @@ class ServerSpec(Base):
         "`adagrad` (FedAdam, FedYogi, FedAdagrad)"
     )
     lr: Annotated[float, Field(gt=0)] | None = Field(
-        default=None, description="η: server learning rate; default: 1 with momentum, else 0.1"
+        default=None,
+        description="η: server learning rate; default: 1 for `momentum`, 0.1 for the others",
     )
     momentum: Decay | None = Field(
         default=None,
-        description="β of `momentum`: share of the last step that is added to the next step; "
+        description="β of `momentum`: fraction of the last step that is added to the next step; "
         "default: 0.9",
         examples=[0.9],
     )
@@ -73,7 +77,7 @@ class ServerSpec(Base):
     def _is_flat(cls, value: Json) -> Json:
         if isinstance(value, dict) and len(value) == 1 and (name := next(iter(value))) in DEFAULTS:
             expected = f"{{optimiser: {name}, lr: …}}"
-            message = "has options next to the optimiser's name, not below it"
+            message = "must name the optimiser with the key `optimiser`"
             raise Mistake(message, found=f"{{{name}: …}}", expected=expected)
         return value
 

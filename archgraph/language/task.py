@@ -16,7 +16,7 @@ Kind = Literal["classification", "multilabel", "regression", "segmentation", "ne
 OWN_METRICS = ("loss", "accuracy", "iou", "perplexity", "f1", "mse", "rmse", "mae", "r2")
 MetricChoice = Annotated[str | LibraryClass, library_class("metric", OWN_METRICS), WRITTEN]
 OWN = "own"
-"""The kind of a task with only a user's objective."""
+"""Kind of a task that only an objective in Python defines."""
 
 
 class TaskSpec(Base):
@@ -26,8 +26,8 @@ class TaskSpec(Base):
         default=None,
         description="`classification`: one class for each example. `multilabel`: 0 or 1 for "
         "each label. `regression`: numbers. `segmentation`: a class for each pixel. "
-        "`next_token`: the next token at each position of a text. Default: only `objective` "
-        "defines the outputs",
+        "`next_token`: the next token at each position of a text. Default: `objective` alone "
+        "defines the task",
     )
     objective: Annotated[str, Field(pattern=r"^python:[^:]+:[^:]+$")] | None = Field(
         default=None,
@@ -50,9 +50,8 @@ class TaskSpec(Base):
     )
     auxiliary: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = Field(
         default=None,
-        description="weight of each additional output of a model in the training loss (0.3 "
-        "for GoogLeNet's auxiliary classifiers); default: 0, so that only the main output is "
-        "trained",
+        description="weight of the loss of each additional output in the training loss (0.3 for "
+        "GoogLeNet's auxiliary classifiers); default: 0, so that only the main output is trained",
         examples=[0.3],
     )
     standardise: bool = Field(

@@ -1,4 +1,4 @@
-"""Held-out training examples, and the selection by them."""
+"""The YAML of validation: training examples that are held out to select a round."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class ValidationSpec(Base):
     """Training examples that are held out to select a round."""
 
     clients: Part = Field(
-        description="share of the training examples of every client that is held out",
+        description="fraction of the training examples of every client that is held out",
         examples=[0.1],
     )
     keep: Literal["last", "best"] = Field(
@@ -41,7 +41,7 @@ class ValidationSpec(Base):
 
     @property
     def selects(self) -> bool:
-        """Whether anything depends on the figures."""
+        """Whether the validation metrics select a round or stop the run."""
         return self.keep == "best" or self.patience is not None
 
 

@@ -16,17 +16,17 @@ class WeightsSpec(Base):
     """The file with the global model's initial weights."""
 
     file: _Text = Field(
-        description="a safetensors file, or a file of tensors by name as `torch.save` writes "
-        "a `state_dict()`; relative to this file"
+        description="a safetensors file, or a `state_dict()` written by `torch.save`; the path "
+        "is relative to this file"
     )
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{8,64}$")] | None = Field(
         default=None,
-        description="first digits of the SHA-256 of the file, which are verified; with this "
-        "key, `check` does not need the file",
+        description="first digits of the SHA-256 of the file, which are verified. With this "
+        "key, `archgraph check` does not need the file",
     )
     published: str = Field(
         default="",
-        description="page from which the file can be downloaded; errors show it",
+        description="URL from which the file can be downloaded; error messages show the URL",
         examples=["https://example.org/resnet18.pth"],
     )
     rename: dict[_Text, _Text] = Field(
@@ -51,6 +51,6 @@ class WeightsSpec(Base):
         # The n-th star on one side stands for the same text as the n-th on the other.
         for old, new in value.items():
             if old.count("*") != new.count("*"):
-                message = "has another number of * than its name in the file"
+                message = "must have as many * as the name in the file"
                 raise Mistake(message, place=(old,), found=new, expected=f"as many as in {old}")
         return value

@@ -1,9 +1,9 @@
-"""Reading YAML: a parser's events become plain data, with the line of every key.
+"""Read YAML as plain data, with the line of every key.
 
 libyaml is the parser, ten times as fast as one in Python. Only mappings, sequences and plain
-scalars are read; nothing is constructed, no tag is followed. Limits (:mod:`archgraph.limits`) on
-depth and on the number of keys and values (aliases count each time they are used) apply while a
-file is read, not afterwards.
+scalars are read; nothing is constructed, no tag is followed. The limits of :mod:`archgraph.limits`
+on depth and on the number of keys and values are enforced during reading. An alias counts each time
+that it is used.
 """
 
 from __future__ import annotations
@@ -52,8 +52,11 @@ _BREAK = re.compile("\r\n?|[\n\x85\u2028\u2029]")  # as libyaml counts lines
 # Errors in the parser's words, and advice.
 _CURES = (
     (r"character '\\t'|tab character", "indent with spaces, not with tabs"),
-    (r"expected ('-'|key)", "let keys of a mapping, or dashes of a list, begin in one column"),
-    (r"mapping values are not allowed", "write one key in a line, and text with a colon in quotes"),
+    (r"expected ('-'|key)", "align the keys of a mapping, or the dashes of a list, in one column"),
+    (
+        r"mapping values are not allowed",
+        "write one key per line, and put text that contains a colon in quotes",
+    ),
     (r"expected ',' or '[\]}]'", "close every bracket, and put commas between items"),
     (r"could not find expected ':'", "write a colon and a space after each key"),
 )
@@ -246,10 +249,10 @@ def is_onnx(path: str | os.PathLike[str]) -> bool:
 
 
 def read_document(path: str | os.PathLike[str]) -> Document:
-    """Read a YAML file, or the architecture of a saved model; an ONNX file has no keys.
+    """Read a YAML file, or the architecture of a saved model. An ONNX file gives an empty document.
 
     Raises:
-        SpecError: If it is missing, is not plain YAML, or exceeds a limit.
+        SpecError: If the file is missing, is not plain YAML, or exceeds a limit.
     """
     if is_onnx(path):
         return Document(str(path), {}, {})
@@ -259,10 +262,10 @@ def read_document(path: str | os.PathLike[str]) -> Document:
 
 
 def parse_document(text: str, file: str) -> Document:
-    """Read YAML text; ``file`` names it in messages.
+    """Read YAML text. Messages use ``file`` as the name of its file.
 
     Raises:
-        SpecError: If it is not a mapping in plain YAML, or exceeds a limit.
+        SpecError: If the text is not a mapping in plain YAML, or exceeds a limit.
 
     Example:
         >>> parse_document("a: [1, {b: yes}]", "x.yaml").data
@@ -271,7 +274,7 @@ def parse_document(text: str, file: str) -> Document:
     return _parsed(text, file) if len(text) <= _REMEMBERED else _parsed.__wrapped__(text, file)
 
 
-# Texts that are remembered: specs, which refer to one another, not weights or long flat graphs.
+# Longest text that is cached: specs are read repeatedly, but long flat graphs are not.
 _REMEMBERED = 2**15
 
 

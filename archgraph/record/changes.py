@@ -1,7 +1,7 @@
-"""Changes of each round: the size of each parameter's update, and how many clients train it.
+"""Changes of each round: the norm of each parameter's change, and how much of it is trained.
 
-``changes.jsonl`` in the run folder has a line per round, only for pictures: runs do not depend on
-it. Its lists follow the parameters of ``models/global.yaml``.
+``changes.jsonl`` in the run folder has a line per round, with a value for each parameter of
+``models/global.yaml``. It is used only for plots, and runs do not depend on it.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from archgraph.states.coverage import Coverage, Term
 from archgraph.states.state import widened
 
 FILE = "changes.jsonl"
-# Digits of every number; pictures need fewer.
+# Digits of every number, more than plots need.
 DIGITS = 4
-# Sets of transfers whose coverage is cached; methods that draw their own have one per round.
+# Number of sets of transfers whose coverage is cached. Methods that draw submodels have one set per
+# round.
 REMEMBERED = 64
 
 _Way = tuple[Transfer, frozenset[str]]
@@ -35,13 +36,13 @@ _T = TypeVar("_T")
 
 
 class RoundChange(BaseModel, strict=True, frozen=True, allow_inf_nan=False):
-    """The changes of a round in the parameters of the global model, in their order.
+    """The changes of a round, with a value for each parameter of the global model, in order.
 
     Attributes:
         round: Number of the round, from 1.
         norm: For each parameter, the Euclidean norm of its change in the round; None if not finite.
-        coverage: For each parameter, the share of its values that an accepted update contains, 0 to
-            1. None if the strategy's tasks lack transfers.
+        coverage: For each parameter, the fraction of its values that at least one accepted update
+            contains. None if the strategy's tasks lack transfers.
     """
 
     round: int
@@ -71,7 +72,7 @@ class Changes:
         self._known: dict[frozenset[tuple[int, frozenset[str]]], tuple[list[_Way], Json]] = {}
 
     def noted(self, results: Iterable[Result]) -> Iterator[Result]:
-        """Yield the results of a round, and record which parts of the parameters each contains."""
+        """Yield the results of a round, and record which part of each parameter they contain."""
         self._ways, self._unknown = {}, False
         return self._note(results)
 
@@ -83,7 +84,7 @@ class Changes:
                 self._unknown = True
             elif key not in self._ways:
                 self._ways[key] = transfer, unmerged
-            # Not held while the next client works: one update is in memory at a time.
+            # Released before the next client works, so that only one update is in memory.
             yield result
             del result
 
@@ -108,7 +109,7 @@ class Changes:
         return self._known[key][1]
 
     def _shares(self, ways: Iterable[_Way]) -> Json:
-        """Return the covered share of each parameter's positions."""
+        """Return the covered fraction of each parameter's values."""
         terms: dict[str, list[Term]] = {name: [] for name in self._names}
         for transfer, unmerged in ways:
             for name, entry in transfer.entries.items():
@@ -122,14 +123,14 @@ class Changes:
 def _distance(before: Tensor, after: Tensor) -> Tensor:
     """Return the Euclidean norm of a change."""
     moved = widened(after) - widened(before)
-    # Squares of small changes are summed in double.
+    # Squares of small changes are summed in double precision.
     return torch.linalg.vector_norm(
         moved.abs() if moved.is_complex() else moved, dtype=torch.float64
     )
 
 
 def evenly(items: Sequence[_T], most: int) -> Sequence[_T]:
-    """Return the first item, the last one, and evenly spaced ones between them.
+    """Return at most ``most`` items: the first, the last, and evenly spaced items between them.
 
     >>> evenly(range(1, 300), 4), evenly("ab", 4)
     ([1, 100, 200, 299], ['a', 'b'])
@@ -143,7 +144,7 @@ def _short(values: Iterable[float]) -> Json:
 
 
 def parameters(graph: ArchGraph) -> tuple[str, ...]:
-    """Return the parameters that each line describes, in order."""
+    """Return the names of the parameters that each line describes, in order."""
     return tuple(param.name for param in graph.params if param.role == "parameter")
 
 
@@ -155,7 +156,7 @@ def append(folder: Path, line: Json) -> None:
 
 
 def keep_until(folder: Path, round: int) -> None:
-    """Remove the lines after a round, and everything after a damaged line."""
+    """Remove the lines of rounds after ``round``, and everything from a damaged line on."""
     path = folder / FILE
     if not path.is_file():
         return
@@ -172,10 +173,10 @@ def keep_until(folder: Path, round: int) -> None:
 
 
 def read_changes(folder: Path, graph: ArchGraph) -> tuple[RoundChange, ...]:
-    """Read the changes of a run's rounds; a truncated last line is dropped.
+    """Read the changes of all rounds of a run. A truncated last line is ignored.
 
     Args:
-        folder: The run folder. Without the file, which older runs do not have, the result is empty.
+        folder: The run folder. If it has no ``changes.jsonl``, the result is empty.
         graph: The run's global model.
 
     Raises:

@@ -1,4 +1,4 @@
-"""A checkpoint as a folder of tensors: complete or absent, and as large as the changes.
+"""A checkpoint: a folder of tensor files, which is either complete or absent.
 
 ::
 
@@ -7,8 +7,8 @@
     round-000007/groups/000000.safetensors   the server's tensors, a file per group
     round-000007/clients/000012.safetensors  a client's private tensors
 
-A group holds the tensors whose names agree before the first slash. Files that did not change since
-the previous checkpoint are links to it.
+A group contains the tensors whose names agree up to the first slash. Files that did not change
+since the previous checkpoint are hard links to its files.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ T = TypeVar("T")
 
 FORMAT = 5
 SUMS = "SHA256SUMS"
-# Files that are synced to disk, or removed from it, together.
+# Number of files that are synced or removed in parallel.
 AT_ONCE = 4
 
-# A file's path in the checkpoint, its SHA-256, and its tensors without keeping them alive: weak
-# references, and marks of changes in place.
+# A file's path in the checkpoint, its SHA-256, weak references to its tensors, and marks that
+# reveal changes in place.
 Saved = tuple[str, str, dict[str, tuple["weakref.ref[torch.Tensor]", int]]]
 
 
@@ -58,7 +58,7 @@ class _Lines(BaseModel, strict=True):
 
 
 class _Server(BaseModel, strict=True):
-    """The content of ``server.json`` besides its version."""
+    """The content of ``server.json`` except its version."""
 
     experiment: str
     round: int
@@ -85,7 +85,7 @@ class Checkpoint:
     private: Mapping[int, State]
 
     def copy(self) -> Checkpoint:
-        """Return a deep copy, which later changes in place do not affect."""
+        """Return a deep copy, which is not affected by later changes in place."""
         private = {client: _cloned(state) for client, state in self.private.items()}
         values = copy.deepcopy(dict(self.values))
         return Checkpoint(self.round, _cloned(self.tensors), values, private)
@@ -97,24 +97,24 @@ def _cloned(tensors: State) -> State:
 
 @dataclass
 class Writer:
-    """Writes checkpoints one after the other; unchanged files become links.
+    """Writes the checkpoints of a run. Unchanged files become links to the previous checkpoint.
 
     Attributes:
-        identity: Digest of the experiment; a checkpoint of another experiment raises an error.
+        identity: Digest of the experiment, which each checkpoint contains.
     """
 
     identity: str
-    # Files of the last checkpoint, by group or client.
+    # Dict from group or client to its file in the last checkpoint.
     _saved: dict[str | int, Saved] = field(default_factory=dict)
 
     def after(self, checkpoint: Checkpoint, digests: Mapping[str, str]) -> None:
-        """Record the content of the last checkpoint, loaded or written, and its files' SHA-256.
+        """Record the content and the SHA-256 digests of the last checkpoint.
 
-        A file that is linked later keeps its digest without being read again.
+        A file that is linked later keeps its digest, without being read again.
         """
         self._saved = {}
         for key, (name, state) in _files(checkpoint).items():
-            # Weak: tensors that the strategy drops must not live until the next checkpoint.
+            # Weak references, so that tensors that the strategy drops are freed.
             seen = {k: (weakref.ref(tensor), _mark(key, tensor)) for k, tensor in state.items()}
             self._saved[key] = name, digests[name], seen
 
@@ -128,10 +128,10 @@ class Writer:
         """Write a checkpoint next to its path, sync it to disk and rename it.
 
         Args:
-            checkpoint: The checkpoint. Files whose tensors are the same objects as at the last
-                call, unchanged, are linked.
+            checkpoint: The checkpoint. A file is linked if its tensors are the same objects as at
+                the last call and have not changed.
             path: Folder of the new checkpoint.
-            previous: Folder of the last checkpoint, if there is one.
+            previous: Folder of the last checkpoint, if any.
             beside: Additional values for ``server.json``.
         """
         draft = Path(tempfile.mkdtemp(prefix=".draft-", dir=path.parent))
@@ -143,13 +143,13 @@ class Writer:
             written: list[str] = []
             for key, (name, tensors) in _files(checkpoint).items():
                 past, known, seen = self._saved.get(key, ("", "", {}))
-                # In the order of the files, linked or not.
+                # In the order of the files.
                 digests[name] = known
                 same = past and _same_tensors(key, tensors, seen)
                 if previous is None or not same or not _link(draft / name, previous / past):
                     wire.save_tensors(draft / name, tensors)
                     written.append(name)
-            # Digests and syncs side by side: the threads wait for the disk, not for one another.
+            # In threads, because digests and syncs mostly wait for the disk.
             digests.update(zip(written, each(_settle, (draft / n for n in written)), strict=True))
             values = {
                 "format": FORMAT,
@@ -162,15 +162,15 @@ class Writer:
             digests["server.json"] = sha256(write(draft / "server.json", json.dumps(values)))
             sums = (f"{digest}  {name}\n" for name, digest in digests.items())
             write(draft / SUMS, "".join(sums))
-            # The names of files are on disk only once their folders are.
+            # The folders are synced, too: they contain the names of the files.
             for folder in (*folders, draft):
                 sync(folder)
             draft.chmod(0o755)  # mkdtemp makes private folders
-            # Complete or absent: the content is on disk before the name.
+            # The content is on disk before the folder gets its name.
             draft.replace(path)
             sync(path.parent)
         finally:
-            shutil.rmtree(draft, ignore_errors=True)  # has another name by now, unless it failed
+            shutil.rmtree(draft, ignore_errors=True)  # was renamed, unless writing failed
         self.after(checkpoint, digests)
 
 
@@ -180,7 +180,7 @@ def read_checkpoint(
     """Read a checkpoint, the content of its ``server.json``, and the SHA-256 of each file.
 
     Raises:
-        RunError: If a file has changed, or the checkpoint is of another version, experiment or
+        RunError: If a file has changed, or the checkpoint belongs to another version, experiment or
             round.
     """
     number = int(path.name.removeprefix("round-"))
@@ -197,7 +197,7 @@ def read_checkpoint(
             hint="resume with the version of archgraph that wrote it",
         )
     with reading(server):
-        # A digest is not a signature: content that was changed together with it may be anything.
+        # A digest is not a signature: if it was replaced, too, the content may be anything.
         _Server.model_validate(values)
     if (values["experiment"], values["round"]) != (identity, number):
         raise RunError(
@@ -221,7 +221,7 @@ def read_checkpoint(
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turn errors about the files of a checkpoint into an error that names it."""
+    """Convert errors about the files of a checkpoint to an error that names the checkpoint."""
     try:
         yield
     except (OSError, ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
@@ -231,12 +231,12 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def _file(part: str, number: int) -> str:
-    """Return the path of a file in a checkpoint; a number is a safe name for anything."""
+    """Return the path of a file in a checkpoint. Files are numbered, since names may be unsafe."""
     return f"{part}/{number:06d}.safetensors"
 
 
 def _files(checkpoint: Checkpoint) -> dict[str | int, tuple[str, State]]:
-    """Return path and tensors of each file, by its group or client."""
+    """Return a dict from group or client to the path and the tensors of its file."""
     groups = _groups(checkpoint.tensors)
     return {
         **{name: (_file("groups", i), group) for i, (name, group) in enumerate(groups.items())},
@@ -245,7 +245,7 @@ def _files(checkpoint: Checkpoint) -> dict[str | int, tuple[str, State]]:
 
 
 def _groups(tensors: State) -> dict[str, dict[str, torch.Tensor]]:
-    """Return tensors by the part of their names before the first slash, under their full names.
+    """Group tensors by the part of their names before the first slash.
 
     >>> {name: list(group) for name, group in _groups({"a/x": 0, "b": 1, "a/y/z": 2}).items()}
     {'a': ['a/x', 'a/y/z'], 'b': ['b']}
@@ -267,10 +267,11 @@ def _same_tensors(
 
 
 def _mark(key: str | int, tensor: torch.Tensor) -> int:
-    """Return a mark of changes in place: for a tensor of a group, the CRC-32 of its values.
+    """Return a value that changes if a tensor is changed in place.
 
-    A strategy may write its tensors in ways that torch does not count (``.data``, NumPy). Private
-    tensors of clients leave the engine only as copies: there torch's count is enough.
+    For a tensor of a group, it is the CRC-32 of the values, because a strategy may write its
+    tensors in ways that torch does not count (``.data``, NumPy). Private tensors of clients leave
+    the engine only as copies, so torch's version counter is enough for them.
     """
     if isinstance(key, int):
         return tensor._version
@@ -278,7 +279,7 @@ def _mark(key: str | int, tensor: torch.Tensor) -> int:
 
 
 def _link(target: Path, source: Path) -> bool:
-    """Link a file that already holds the tensors, if it exists and the file system can."""
+    """Link to a file that already contains the tensors; return whether this succeeded."""
     with contextlib.suppress(OSError):
         os.link(source, target)
         return True
@@ -286,13 +287,13 @@ def _link(target: Path, source: Path) -> bool:
 
 
 def _settle(path: Path) -> str:
-    """Return the SHA-256 of a file that was just written, once it is on disk."""
-    digest = sha256(path)  # read from memory: the system still caches the file
+    """Sync a file that was just written, and return its SHA-256."""
+    digest = sha256(path)  # fast, since the system still caches the file
     sync(path)
     return digest
 
 
 def each(action: Callable[[Path], T], paths: Iterable[Path]) -> list[T]:
-    """Apply a function to every file, several at a time, since disks handle many in parallel."""
+    """Apply a function to every file, to several files at a time."""
     with ThreadPoolExecutor(AT_ONCE) as pool:
         return list(pool.map(action, paths))

@@ -9,8 +9,8 @@ from torch import Tensor
 from archgraph.federation import VERSION
 from archgraph.states import State
 
-# Where nodes hold the private state of their clients, the server stores instead the last round in
-# which it accepted an update of a client, so that a checkpoint has it.
+# If nodes store the private state of their clients, the server stores in its place the last round
+# in which it accepted an update of the client.
 CONFIRMED = "confirmed"
 
 
@@ -19,8 +19,9 @@ class ClientState:
     """A client's private state from earlier rounds.
 
     Attributes:
-        state: Entries of the client's model that never leave it (``Task.private``).
-        keep: Other private tensors of the client's program (``Outcome.keep``).
+        state: Private parameters and buffers of the client's model, which never leave the client
+            (``Task.private``).
+        keep: Other tensors that the client's program keeps (``Outcome.keep``).
 
     Example:
         >>> import torch
@@ -41,12 +42,15 @@ class ClientState:
         *,
         current: frozenset[str] = frozenset(),
     ) -> dict[str, Tensor]:
-        """Return a received state, overlaid with the client's private entries (or ``names``).
+        """Return a received state in which the client's private tensors replace the sent tensors.
 
-        Entries of ``current`` stay as sent.
+        A tensor with another shape is not replaced, because the client's architecture has changed.
 
-        Without ``names``, entries of a stored version of the model are used, too. Entries with
-        another shape stay as sent, since the client now runs another architecture.
+        Args:
+            sent: The received state.
+            names: Tensors to replace or add. Default: replace all private tensors of the model,
+                including those of a stored version of the model.
+            current: Tensors that are not replaced.
         """
         result = dict(sent)
         ours = {**self.state}
@@ -56,20 +60,20 @@ class ClientState:
         for name, tensor in ours.items():
             replaced = name in sent if names is None else name in names
             replaced &= name not in current
-            # Another shape: the client runs another architecture now.
+            # Tensors with another shape belong to an earlier architecture of the client.
             if replaced and (name not in sent or sent[name].shape == tensor.shape):
                 result[name] = tensor
         return result
 
     def flat(self) -> dict[str, Tensor]:
-        """Return a dict from name to tensor, as stored in a checkpoint."""
+        """Return all tensors as one dict, as stored in a checkpoint."""
         return {f"state/{k}": v for k, v in self.state.items()} | {
             f"keep/{k}": v for k, v in self.keep.items()
         }
 
     @classmethod
     def from_flat(cls, tensors: State) -> ClientState:
-        """Rebuild the state from the tensors of :meth:`flat`."""
+        """Restore the state from the result of :meth:`flat`."""
         parts: dict[str, dict[str, Tensor]] = {"state": {}, "keep": {}}
         for name, tensor in tensors.items():
             group, _, inner = name.partition("/")

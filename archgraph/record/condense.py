@@ -1,4 +1,4 @@
-"""Condense a run to few lines: the metrics of its tests, and totals of the rounds between."""
+"""Condense a run to few lines: the metrics of its tests, and the totals since the previous test."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from archgraph.plain import Json
 from archgraph.record.points import REPORTS, TESTS, row_count
 from archgraph.record.traffic import traffic
 
-# Digits of a figure: more than any table prints, and few enough to keep a line short.
+# Significant digits of a value, which are more than any table shows.
 DIGITS = 6
 
 
 def condensed(lines: Iterable[Mapping[str, Json]]) -> Iterator[dict[str, Json]]:
     """Yield a line for each tested round, with the totals of all rounds since the last test.
 
-    :func:`archgraph.record.points.points` reads these lines as it reads those of a run: every
-    figure of a test is the same, and sums over all rounds are (seconds, bytes, MACs, lost updates).
+    :func:`archgraph.record.points.points` reads these lines like the lines of a run. The metrics of
+    tests, and the totals over all rounds (seconds, bytes, MACs, lost updates), are the same.
 
-    1. Rows of single clients become their number, and bytes their sum.
-    2. Rounds up to the next test, or to the end, are added to its line; for MACs of one pass over
-       the data, which FedFA calls MACE, the largest counts.
-    3. Figures are rounded to six significant digits.
+    1. A list with a row per client is replaced by its length. Bytes are summed.
+    2. Rounds up to the next test, or to the end, are summed into its line. For the MACs of one
+       epoch (MACE in FedFA), the maximum is used.
+    3. Values are rounded to six significant digits.
 
     Example:
         >>> lines = [

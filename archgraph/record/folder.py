@@ -11,8 +11,8 @@
     checkpoints/round-000007/ server.json, groups/000000.safetensors, clients/000012.safetensors
 
 A checkpoint is complete or absent; see :mod:`archgraph.record.checkpoint`. The line of a round is
-written before its checkpoint, so a run that died between the two repeats that round, to the same
-bits. A run that died before its folder was complete is started again.
+written before its checkpoint. A run that was killed between the two repeats this round, with
+bit-identical results. A run that was killed before its folder was complete starts again.
 """
 
 from __future__ import annotations
@@ -41,11 +41,13 @@ from archgraph.record.lines import parsed
 from archgraph.record.proof import changed_code, environment, expect, notes
 
 DRAFT = ".draft-"
-# Exists while a run begins: all other files of the folder then belong to the run, or are replaced.
+# This file exists while a run starts; other files in the folder then belong to the run, and may be
+# replaced.
 BEGINNING = f"{DRAFT}run"
-# Locks of this process; one that a worker also held would outlive this process.
+# Locks of this process. Forked workers close them, since a lock that a worker holds would outlive
+# this process.
 _LOCKS: set[int] = set()
-# A checkpoint, its `server.json`, the digests of its files, and the lines until then.
+# A checkpoint, its `server.json`, the digests of its files, and the lines up to its round.
 _Read = tuple[Checkpoint, dict[str, Json], dict[str, str], bytes]
 BestRound = Callable[[Sequence[Mapping[str, Json]]], int | None]
 
@@ -66,10 +68,11 @@ class RunRecord:
 
     Attributes:
         folder: The run folder.
-        identity: Digest of the experiment's facts without its rounds, which may increase.
+        identity: Digest of the experiment's facts, without the number of rounds, which may
+            increase.
         keep: Number of latest checkpoints to keep.
-        environments: Environments of the run, in order.
-        pinned: Another round whose checkpoint is kept.
+        environments: Environments in which the run was computed, in order.
+        pinned: A round whose checkpoint is also kept.
     """
 
     folder: Path
@@ -87,7 +90,7 @@ class RunRecord:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Reasons why the run's bits may differ from those of an uninterrupted one."""
+        """Reasons why the results may differ from those of an uninterrupted run."""
         return tuple(notes(self.environments))
 
     @classmethod
@@ -101,9 +104,9 @@ class RunRecord:
         keep: int = 2,
         device: str = "cpu",
     ) -> RunRecord:
-        """Begin a run in an empty or new folder, or replace the run in it.
+        """Start a run in a new or empty folder, or replace the run in a folder.
 
-        A checkpoint of other facts is refused later; only the latest checkpoints are kept.
+        Only the latest checkpoints are kept.
 
         Raises:
             RunError: If another process is writing the run, or the folder cannot be written.
@@ -112,14 +115,16 @@ class RunRecord:
         record = cls(folder, identity(facts), keep, [here])
         with record._opening():
             write(folder / BEGINNING, "")
-            for past in _written(folder):  # a run that is overwritten, or died while it began
+            for past in _written(
+                folder
+            ):  # of a run that is overwritten, or that was killed while it started
                 if past.name != BEGINNING:
                     _remove(past)
             (folder / "checkpoints").mkdir(exist_ok=True)
             for name, content in (files or {}).items():
                 write(folder / name, content)
             write(folder / "facts.json", json.dumps(facts, indent=1))
-            # The last: a folder with it is a run.
+            # Written last: a folder with this file is a run folder.
             write(folder / "run.yaml", text)
             record._metrics = (folder / "metrics.jsonl").open("ab")
             _remove(folder / BEGINNING)
@@ -137,26 +142,30 @@ class RunRecord:
         keep: int = 2,
         device: str = "cpu",
     ) -> tuple[RunRecord, Checkpoint | None, list[dict[str, Json]]]:
-        """Open a run folder to resume: the record, its last checkpoint and the lines until then.
+        """Open a run folder to resume the run.
 
-        The lines of rounds after the checkpoint are dropped, complete or truncated.
+        Return the record, its last checkpoint, and the lines up to the round of the checkpoint.
+        Later lines are removed.
 
         Args:
             folder: The run folder.
             text: The experiment as resolved.
-            facts: Facts of the experiment that began the run; it may now have more rounds.
-            after: Resume after this round; its checkpoint is used and later ones are removed.
-            best: Function from the lines so far to the round whose checkpoint is kept.
+            facts: Facts of the experiment that started the run; the number of rounds may be larger
+                now.
+            after: Resume after this round: its checkpoint is used, and later checkpoints are
+                removed.
+            best: Function that takes the lines so far and returns the round whose checkpoint is
+                kept.
             keep: Number of latest checkpoints to keep.
             device: Device of the resumed run.
 
         Raises:
-            RunError: If there is no run, or one of another experiment, or no such checkpoint, or a
-                file changed since the checkpoint was written.
+            RunError: If the folder does not contain a run of this experiment, the checkpoint does
+                not exist, or a file changed since the checkpoint was written.
         """
         record = cls(folder, identity(facts), keep)
         with record._opening():
-            # Another experiment is refused before anything of this run changes.
+            # Another experiment raises an error before a file of this run changes.
             prolonged = record._prolonged(facts)
             for leftover in _leftovers(folder):
                 _remove(leftover)
@@ -170,7 +179,8 @@ class RunRecord:
                 selected = best(parsed(lines, folder / "metrics.jsonl")) if best else None
                 if selected is not None and selected not in rounds:
                     raise RunError(
-                        f"cannot resume after round {chosen}: the best round until then is gone",
+                        f"cannot resume after round {chosen}: the checkpoint of the best round "
+                        "up to then was removed",
                         where=str(folder),
                         found=f"checkpoints of {listed(rounds)}, not of {selected}",
                         hint="resume after a later round, or run the experiment again",
@@ -179,12 +189,13 @@ class RunRecord:
             here = _here(done + 1, facts, device)
             if not record.environments or list(notes([record.environments[-1], here])):
                 record.environments = [*record.environments, here]
-            # All checks have passed: from here on, the folder changes.
+            # All checks have passed; from here on, the folder is changed.
             (folder / "checkpoints").mkdir(exist_ok=True)
             if prolonged:
                 write(folder / "run.yaml", text)
                 write(folder / "facts.json", json.dumps(facts, indent=1))
-            # The latest first: if this is interrupted, the last one left is complete.
+            # The latest first, so that the last remaining checkpoint is complete after an
+            # interrupt.
             for later in reversed([n for n in rounds if chosen is not None and n > chosen]):
                 _remove(record._path(later))
             write(folder / "metrics.jsonl", lines)
@@ -202,16 +213,19 @@ class RunRecord:
         Args:
             folder: The run folder.
             facts: Facts of the experiment that began the run.
-            best: Chooses another round from the lines until the last one. Default: the last round.
+            best: Function that takes all lines and returns the round to read. Default: the last
+                round.
 
         Raises:
-            RunError: If there is none, or it is damaged or of another experiment.
+            RunError: If there is no checkpoint, or it is damaged or belongs to another experiment.
         """
         record = cls(folder, identity(facts), keep=1)
         rounds = record._rounds()
         if not rounds:
             raise RunError(
-                "no checkpoint", where=str(folder), hint="a run writes its first before round 1"
+                "no checkpoint",
+                where=str(folder),
+                hint="a run writes its first checkpoint before round 1",
             )
         checkpoint, *_, lines = record._proved(rounds[-1])
         number = best(parsed(lines, folder / "metrics.jsonl")) if best is not None else None
@@ -221,7 +235,7 @@ class RunRecord:
         """Read the checkpoint of a round.
 
         Raises:
-            RunError: If there is none, or it is damaged.
+            RunError: If there is no checkpoint of this round, or it is damaged.
         """
         return self._proved(number)[0]
 
@@ -230,13 +244,13 @@ class RunRecord:
 
         Args:
             values: The line.
-            change: Changes of the round, for ``changes.jsonl``. Default: unknown, not written.
+            change: Changes of the round, for ``changes.jsonl``. Default: nothing is written there.
         """
         assert self._metrics is not None
         line = json.dumps(values).encode() + b"\n"
         with _writing(self.folder):
             if change is not None:
-                # First: a crash between the two leaves an extra change, which a resume drops.
+                # Written first: if the run is killed in between, resuming removes the extra line.
                 changes.append(self.folder, change)
             self._metrics.write(line)
             self._metrics.flush()
@@ -244,10 +258,10 @@ class RunRecord:
         self._count(line)
 
     def save(self, checkpoint: Checkpoint) -> Path:
-        """Write a checkpoint: complete or not at all; then remove all but the last few.
+        """Write a checkpoint atomically, and then remove all but the latest checkpoints.
 
-        Files whose tensors are the same objects as at the last call are links to those of the
-        previous checkpoint.
+        Files whose tensors have not changed since the last call are links to the previous
+        checkpoint.
         """
         beside = {
             "metrics": {"bytes": self._bytes, "sha256": self._digest.hexdigest()},
@@ -264,13 +278,13 @@ class RunRecord:
         return path
 
     def close(self) -> None:
-        """Close the files, remove partial files of an interrupt, and release the lock."""
+        """Close the files, remove incomplete files, and release the lock."""
         if self._metrics is not None:
             self._metrics.close()
             self._metrics = None
         if self._lock is not None:
             for path in list(_leftovers(self.folder)):
-                if path.name != BEGINNING:  # this mark makes the next start begin the run again
+                if path.name != BEGINNING:  # with this mark, the next start begins the run again
                     _remove(path)
             _LOCKS.discard(self._lock)
             os.close(self._lock)
@@ -293,10 +307,10 @@ class RunRecord:
             undo.pop_all()
 
     def acquire(self, busy: str = "another process is writing this run") -> None:
-        """Lock the folder itself, so that a crash does not leave a lock file.
+        """Lock the folder itself, so that no lock file remains after a crash.
 
         Raises:
-            RunError: If another process holds the lock; says `busy`.
+            RunError: If another process holds the lock, with the message ``busy``.
         """
         with _writing(self.folder):
             lock = os.open(self.folder, os.O_RDONLY)
@@ -309,16 +323,15 @@ class RunRecord:
         _LOCKS.add(lock)
 
     def _count(self, lines: bytes) -> None:
-        """Record the lines of `metrics.jsonl`, for the next checkpoint."""
+        """Count the lines of `metrics.jsonl` and update their digest, for the next checkpoint."""
         self._bytes += len(lines)
         self._digest.update(lines)
 
     def _proved(self, number: int) -> _Read:
-        """Read a checkpoint and the lines until then; check that none changed.
+        """Read a checkpoint and the lines up to its round, and check that neither has changed.
 
         Raises:
-            RunError: If one of them changed; names the file, and the last checkpoint before it
-                that is intact.
+            RunError: If a file has changed; names the file, and the last intact checkpoint.
         """
         rounds = self._rounds()
         if number not in rounds:
@@ -330,7 +343,7 @@ class RunRecord:
         try:
             return self._read(number)
         except RunError as error:
-            if error.hint:  # another version of archgraph wrote it: an earlier one does not help
+            if error.hint:  # of another version of archgraph: an earlier checkpoint does not help
                 raise
             raise error.within("", hint=self._earlier(rounds, number)) from error
 
@@ -339,18 +352,18 @@ class RunRecord:
         metrics = self.folder / "metrics.jsonl"
         with reading(metrics):
             content = metrics.read_bytes() if metrics.is_file() else b""
-        # The rest belongs to rounds after the checkpoint, which are repeated.
+        # Later lines belong to rounds after the checkpoint, which are repeated.
         lines = content[: stored["metrics"]["bytes"]]
         expect(metrics, hashlib.sha256(lines).hexdigest(), stored["metrics"]["sha256"])
         return checkpoint, stored, digests, lines
 
     def _earlier(self, rounds: list[int], number: int) -> str:
-        """Return advice if the checkpoint of a round is refused."""
+        """Return the advice for a checkpoint that cannot be used."""
         for earlier in reversed([n for n in rounds if n < number]):
             with contextlib.suppress(RunError):
                 self._read(earlier)
-                return f"resume from the checkpoint before it (--resume-from {earlier})"
-        return "no checkpoint before it is complete: restore the file, or start again (--overwrite)"
+                return f"resume from an earlier checkpoint (--resume-from {earlier})"
+        return "no earlier checkpoint is intact: restore the file, or start again (--overwrite)"
 
     def _path(self, number: int) -> Path:
         return self.folder / "checkpoints" / f"round-{number:06d}"
@@ -362,7 +375,7 @@ class RunRecord:
         return sorted(int(number) for number in numbers if number.isdecimal())
 
     def _prolonged(self, facts: Mapping[str, Json]) -> bool:
-        """Return whether the folder's experiment is this one, except for fewer rounds."""
+        """Return whether the run gets more rounds; raise an error for another experiment."""
         where, rounds = str(self.folder / "facts.json"), _rounds(facts)
         try:
             recorded = json.loads(Path(where).read_bytes())
@@ -371,11 +384,11 @@ class RunRecord:
         except (OSError, ValueError, RecursionError, TypeError, AttributeError) as error:
             hint = "restore the file, or choose another folder (--out)"
             raise RunError(
-                "cannot tell what this run is", where=where, found=error, hint=hint
+                "cannot identify the experiment of this run", where=where, found=error, hint=hint
             ) from error
         if not same or not isinstance(before, int):
-            way = "resume with the experiment that began it"
-            way = f"undo the change of {modules}" if modules else way
+            way = "resume with the original experiment"
+            way = f"undo the changes in {modules}" if modules else way
             raise RunError(
                 "the folder holds another experiment",
                 where=where,
@@ -384,11 +397,11 @@ class RunRecord:
             )
         if before > rounds:
             raise RunError(
-                "the run was begun for more rounds",
+                "the run was started with more rounds",
                 where="rounds",
                 found=rounds,
                 expected=f"{before} or more",
-                hint="resume with as many, or choose a new folder",
+                hint="resume with at least as many rounds, or choose a new folder",
             )
         return before < rounds
 
@@ -399,7 +412,7 @@ def identity(facts: Mapping[str, Json]) -> str:
 
 
 def _lasting(facts: Mapping[str, Json]) -> dict[str, Json]:
-    """Return the facts without those whose change only causes a note on resuming."""
+    """Return the facts whose change makes resuming impossible."""
     return {name: value for name, value in facts.items() if name not in ("rounds", "code")}
 
 
@@ -414,10 +427,10 @@ def _rounds(facts: Mapping[str, Json]) -> int:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Json]]:
-    """Return the complete lines of ``metrics.jsonl``; a truncated last line is dropped.
+    """Return the complete lines of ``metrics.jsonl``; a truncated last line is ignored.
 
     Raises:
-        RunError: If any other line is not that of a round.
+        RunError: If another line is damaged.
     """
     path = folder / "metrics.jsonl"
     return parsed(path.read_bytes(), path) if path.is_file() else []
@@ -429,28 +442,28 @@ def saved_rounds(folder: Path) -> list[int]:
 
 
 def resumable(folder: Path) -> bool:
-    """Return whether the run in a folder can be resumed; False if it died before it had begun.
+    """Return whether the run can be resumed; False if it was killed before its first checkpoint.
 
     Raises:
-        RunError: If there is no run.
+        RunError: If the folder does not contain a run.
     """
     if folder.is_dir() and _unbegun(folder):
         return False
     if not (folder / "run.yaml").is_file():
-        hint = "start it without resume"
+        hint = "start the run without resume"
         raise RunError("no run to resume", where=str(folder), found="no run.yaml", hint=hint)
     return True
 
 
 def _unbegun(folder: Path) -> bool:
-    """Return whether a folder is empty except for drafts, or its run died before it had begun."""
+    """Return whether a folder contains nothing, only drafts, or a run killed before it started."""
     names = {path.name for path in folder.iterdir()}
     return BEGINNING in names or all(name.startswith(DRAFT) for name in names)
 
 
 @contextlib.contextmanager
 def reserved(folder: Path, *, overwrite: bool = False) -> Iterator[None]:
-    """Make sure that a run can be written to a folder, before any work; remove it if that fails.
+    """Check that a run can be written to a folder. If the context fails, remove an empty folder.
 
     Raises:
         RunError: If the folder is not empty, is not a folder, or cannot be written.
@@ -472,7 +485,7 @@ def reserved(folder: Path, *, overwrite: bool = False) -> Iterator[None]:
             for path in reversed(missing):
                 path.mkdir()
                 undo.callback(_remove_empty, path)
-        # Permissions and quotas show only when something is written.
+        # Only a write reveals missing permissions and exceeded quotas.
         tempfile.TemporaryFile(dir=folder).close()
     with undo:
         yield
@@ -480,13 +493,13 @@ def reserved(folder: Path, *, overwrite: bool = False) -> Iterator[None]:
 
 
 def _remove_empty(folder: Path) -> None:
-    with contextlib.suppress(OSError):  # not empty: the run has begun
+    with contextlib.suppress(OSError):  # not empty, since the run has started
         folder.rmdir()
 
 
 @contextlib.contextmanager
 def _writing(folder: Path) -> Iterator[None]:
-    """Turn errors of the file system into an error that names the run folder."""
+    """Convert errors of the file system to an error that names the run folder."""
     try:
         yield
     except (OSError, SafetensorError) as error:
@@ -494,15 +507,15 @@ def _writing(folder: Path) -> Iterator[None]:
             "cannot write the run folder",
             where=str(folder),
             found=os_reason(error),
-            hint="choose a folder that can be written, on a disk with space",
+            hint="choose a writable folder on a disk with free space",
         ) from error
 
 
 def run_folder(path: str | os.PathLike[str]) -> Path:
-    """Return the path of a folder in which a run has begun.
+    """Return the path of a run folder.
 
     Raises:
-        RunError: If it is not one.
+        RunError: If the path is not a run folder.
     """
     folder = Path(path)
     if not (folder / "run.yaml").is_file():
@@ -515,7 +528,7 @@ def goes_on(folder: Path) -> bool:
     with reading(folder):
         lock = os.open(folder, os.O_RDONLY)
     try:
-        # A shared lock is refused only while a run holds its exclusive one.
+        # A shared lock fails only while a run holds the exclusive lock.
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:
         return True
@@ -535,21 +548,21 @@ def _written(folder: Path) -> Iterator[Path]:
 
 
 def _leftovers(folder: Path) -> Iterator[Path]:
-    """Return drafts left by a crash."""
+    """Yield the drafts that remain after a crash."""
     for path in (folder, folder / "models", folder / "checkpoints"):
         yield from path.glob(f"{DRAFT}*")
 
 
 def _remove(path: Path) -> None:
-    """Remove a file, or a folder in one step as seen from outside."""
+    """Remove a file, or a folder atomically."""
     if path.is_dir():
-        # Renamed first: part of a checkpoint must not look like one.
+        # Renamed first, so that a partly removed checkpoint does not look like a checkpoint.
         if not path.name.startswith(DRAFT):
             path = path.rename(path.with_name(f"{DRAFT}{path.name}"))
         try:
             each(Path.unlink, [inside for inside in path.glob("*/*") if inside.is_file()])
             shutil.rmtree(path)
-        except KeyboardInterrupt:  # a stop does not leave part of it either
+        except KeyboardInterrupt:  # an interrupt does not leave a part of the file either
             shutil.rmtree(path, ignore_errors=True)
             raise
     else:

@@ -1,4 +1,4 @@
-"""The lines of ``metrics.jsonl``: one per round, each as a run writes it."""
+"""Read the lines of ``metrics.jsonl``, which has one line per round."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from archgraph.plain import Json
 
 
 def brief(error: Exception) -> str:
-    """Return the first mistake that pydantic or json names, in one line."""
+    """Return the first error that pydantic or json reports, in one line."""
     return str(error).partition(" [type=")[0].replace("\n", " ")
 
 
 class _Line(BaseModel, strict=True):
-    """The part of a line that every reader needs; it may hold more."""
+    """The keys of a line that every reader needs. A line may contain more keys."""
 
     round: int
 
 
 def parsed(content: bytes, path: Path) -> list[dict[str, Json]]:
-    r"""Return the complete lines; a truncated last one is dropped.
+    r"""Return the complete lines; a truncated last line is ignored.
 
     Args:
         content: Content of the file.
         path: Path of the file, for errors.
 
     Raises:
-        RunError: If any other line is not that of a round; names it.
+        RunError: If another line is damaged; names the line.
 
     Example:
         >>> parsed(b'{"round": 1}\n{"rou', Path("metrics.jsonl"))
         [{'round': 1}]
     """
     lines: list[dict[str, Json]] = []
-    # The rest after the last newline is truncated, or empty.
+    # The text after the last newline is a truncated line, or empty.
     for number, text in enumerate(content.split(b"\n")[:-1], start=1):
         try:
             line = json.loads(text)

@@ -1,4 +1,4 @@
-"""The line of a round as single figures: for data frames, CSV files and trackers."""
+"""Convert the line of a round to single values, for data frames, CSV files and trackers."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from archgraph.record.traffic import traffic
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-# Names of the tests of a round, by their key in its line.
+# Dict from the key of a test in a line to the name of the test.
 TESTS = {"evaluation": "test", "validation": "validation"}
-_NAMES = ("client", "name", "malicious")  # of a client's row: these are not figures
+_NAMES = ("client", "name", "malicious")  # values in a client's row that are not metrics
 # MACs of a line, by key: FedFA's MACE and E, and the MACs of the round.
 _MACS = {"round": "macs", "epoch": "mace", "epochs": "epochs"}
 ALL_CLIENTS = "all clients"
 CLIENTS = "clients"
-"""Number of clients that run a tested model, among the figures of that model."""
+"""Key of the number of clients that use a tested model."""
 REPORTS = ("clients", "rejected", "failed")
-"""The lists of a line with a row for each client: taken, refused, without an answer."""
+"""Lists of a line with a row per client: accepted, rejected, and failed."""
 
 
 class Point(NamedTuple):
@@ -29,11 +29,13 @@ class Point(NamedTuple):
 
     Attributes:
         round: Number of the round, from 1.
-        part: ``test``, ``validation``: on all examples of these; with suffix `` local``: on each
-            client's own, the mean over clients; with `` tenth``: over the worst tenth of clients;
-            with `` trained``: of the models that clients send, before they are averaged. ``train``:
-            of a client's training. ``run``: of the round itself.
-        group: The model (``global``, or a tier), ``client 3``, ``all clients``, or ``run``.
+        part: ``test`` or ``validation``, for metrics on all examples of this kind. A suffix selects
+            other values: `` local`` is the mean over the clients, each on its own examples; ``
+            tenth`` is the mean over the worst tenth of the clients; `` trained`` is for the
+            clients' models before aggregation. ``train`` is for the training of a client, and
+            ``run`` for the round as a whole.
+        group: The measured model (``global`` or a tier), a client (``client 3``), ``all clients``,
+            or ``run``.
         metric: Name of the measured quantity.
         value: The measured value; NaN if it was not finite.
     """
@@ -46,7 +48,7 @@ class Point(NamedTuple):
 
     @property
     def tag(self) -> str:
-        """A name for all fields except the round.
+        """A name that combines all fields except the round, for TensorBoard.
 
         >>> Point(1, "test", "global", "accuracy", 0.5).tag
         'test/global/accuracy'
@@ -55,11 +57,11 @@ class Point(NamedTuple):
 
 
 def points(line: Mapping[str, Any], *, clients: bool = True) -> Iterator[Point]:
-    """Yield all figures of a round's line.
+    """Yield all values of a round's line.
 
     Args:
-        line: As in ``metrics.jsonl``.
-        clients: Whether to include figures of single clients' training (``train``).
+        line: A line of ``metrics.jsonl``.
+        clients: Whether to include the training metrics of each client (``train``).
 
     Example:
         >>> figures = {"accuracy": 0.5, "local": {"accuracy": 0.7}}
@@ -84,9 +86,9 @@ def points(line: Mapping[str, Any], *, clients: bool = True) -> Iterator[Point]:
 
 
 def _tested(number: int, part: str, block: Mapping[str, Any]) -> Iterator[Point]:
-    """Yield the figures of one test: those of each model, and those over all clients."""
+    """Yield the values of one test: for each model, and over all clients."""
     models = dict(block.get("models", {}))
-    # Without a global model, its figures are the mean over all.
+    # Without a global model, `global` is the mean over all models.
     if GLOBAL not in models and GLOBAL in block:
         models[GLOBAL] = block[GLOBAL]
     for group, figures in models.items():
@@ -97,7 +99,7 @@ def _tested(number: int, part: str, block: Mapping[str, Any]) -> Iterator[Point]
 
 
 def row_count(rows: Sequence[object] | int | None) -> int:
-    """Count the rows of a list; a condensed line has their number instead."""
+    """Return the number of rows of a list, or the number that a condensed line has in its place."""
     return rows if isinstance(rows, int) else len(rows or ())
 
 
@@ -110,11 +112,11 @@ def _figures(number: int, part: str, group: str, figures: Mapping[str, Any]) -> 
 
 
 def frame(lines: Iterable[Mapping[str, Any]], *, clients: bool = True) -> DataFrame:
-    """Return a data frame with a row for each figure of a run's lines.
+    """Return a data frame with a row for each value in the lines of a run.
 
     Args:
-        lines: As in ``metrics.jsonl``.
-        clients: Whether to include figures of single clients' training (most figures).
+        lines: Lines of ``metrics.jsonl``.
+        clients: Whether to include the training metrics of each client, which are most of the rows.
     """
     import pandas  # takes half a second
 

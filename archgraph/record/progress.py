@@ -1,4 +1,4 @@
-"""Summaries of a run: a table per tier, and problems."""
+"""Summaries of a run: a table of the tiers, and a list of problems."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from archgraph.tables import Table, count, per_cent, significant
 
 
 def table(world: World, evaluation: Mapping[str, Json], title: str = "") -> Table:
-    """Tabulate tiers: size, clients, and each model's figures on all and on local test data."""
+    """Return a table of the tiers: size, clients, and metrics on all and on local test data."""
     models: Mapping[str, Mapping[str, Json]] = evaluation.get("models", {})
     judge = judge_of(evaluation)
     graphs = {GLOBAL: world.graph, **{tier.name: tier.graph for tier in world.tiers}}
@@ -42,20 +42,20 @@ def table(world: World, evaluation: Mapping[str, Json], title: str = "") -> Tabl
     )
 
 
-# Maximum clients or figures named in a line about problems.
+# Maximum number of clients or metrics that a line about problems names.
 NAMED = 4
 
 
 def troubles(lines: Iterable[Mapping[str, Json]]) -> Iterator[str]:
-    """Describe the problems of a run, one line per kind: clients or figures, and rounds.
+    """Describe the problems of a run, one line per kind of problem.
 
     Args:
-        lines: As in ``metrics.jsonl``; a number that was not finite is None there.
+        lines: Lines of ``metrics.jsonl``, in which None stands for a number that was not finite.
 
     Example:
         >>> who = {"client": 1, "name": "small", "reason": "loss is not finite"}
         >>> list(troubles([{"round": n, "rejected": [who]} for n in (1, 2, 3, 5)]))
-        ['updates refused: client 1, small (rounds 1–3, 5); the first: loss is not finite']
+        ['updates rejected: client 1, small (rounds 1–3, 5); the first: loss is not finite']
     """
     kinds: dict[str, dict[str, list[int]]] = {}
     first: dict[str, str] = {}
@@ -63,9 +63,9 @@ def troubles(lines: Iterable[Mapping[str, Json]]) -> Iterator[str]:
         number = line.get("round", 0)
         tested = line.get("evaluation", {})
         for kind, lost in (
-            ("updates refused", line.get("rejected", ())),
+            ("updates rejected", line.get("rejected", ())),
             ("clients failed", line.get("failed", ())),
-            ("tested without tuning", tested.get("untuned", ())),
+            ("tested without fine-tuning", tested.get("untuned", ())),
         ):
             for who in lost:
                 name = f"client {who['client']}, {who['name']}"
@@ -73,18 +73,18 @@ def troubles(lines: Iterable[Mapping[str, Json]]) -> Iterator[str]:
                 first.setdefault(kind, f"; the first: {who['reason']}")
         for figure in _not_finite(line):
             kinds.setdefault("not finite", {}).setdefault(figure, []).append(number)
-        # A Poisson sample may be empty: such a round is not a problem.
+        # A Poisson sample may be empty, which is not a problem.
         if "clients" in line and idle(line):
             read = line.get("rejected") or line.get("failed")
-            why = "all refused or failed" if read else "the strategy did not read the results"
-            kinds.setdefault("no update was taken", {}).setdefault(why, []).append(number)
+            why = "all were rejected or failed" if read else "the strategy did not read the results"
+            kinds.setdefault("no update was accepted", {}).setdefault(why, []).append(number)
     for kind, names in kinds.items():
         rounds = (f"{name} ({_rounds(numbers)})" for name, numbers in names.items())
         yield f"{kind}: {listed(rounds, NAMED)}{first.get(kind, '')}"
 
 
 def _not_finite(line: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the figures of a line that are not numbers, with their owners."""
+    """Yield the names of the metrics that are not finite, with their model or client."""
     rows = [(f"client {row['client']}, {row['name']}", row) for row in line.get("clients", ())]
     rows += line.get("evaluation", {}).get("models", {}).items()
     for name, row in rows:
@@ -93,12 +93,12 @@ def _not_finite(line: Mapping[str, Any]) -> Iterator[str]:
 
 
 def idle(line: Mapping[str, Json]) -> bool:
-    """Return whether no update of a round was accepted, though clients were sampled."""
+    """Return whether clients were sampled in a round, but no update was accepted."""
     return not line["clients"] and line.get("privacy", {}).get("sampled") != 0
 
 
 def _rounds(numbers: Iterable[int]) -> str:
-    """Format rounds in words; consecutive ones are given by their ends.
+    """Format numbers of rounds as text, with ranges for consecutive rounds.
 
     >>> _rounds([1, 2, 3, 5])
     'rounds 1–3, 5'
@@ -114,12 +114,12 @@ def _rounds(numbers: Iterable[int]) -> str:
 
 
 def judge_of(evaluation: Mapping[str, Json]) -> str:
-    """Return the figure by which models are judged: the first metric of the task."""
+    """Return the metric that compares models: the first metric of the task."""
     return next(iter(evaluation.get("better") or ()), "accuracy")
 
 
 def measured(name: str, value: float | None) -> str:
-    """Format a figure for a table: an accuracy in per cent, anything else as a number.
+    """Format a metric for a table: an accuracy in per cent, another metric as a number.
 
     >>> measured("accuracy", 0.5), measured("mse", 0.5), measured("r2", None)
     ('50.00 %', '0.5', '-')

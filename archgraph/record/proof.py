@@ -15,20 +15,20 @@ from archgraph.plain import Json, differences
 
 
 def sha256(path: Path) -> str:
-    """Return the SHA-256 of a file, read in pieces."""
+    """Return the SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def prove(folder: Path, files: Mapping[str, str]) -> None:
-    """Check that a checkpoint's folder holds these files, and no others with tensors.
+    """Check that a checkpoint's folder contains these files, and no other files with tensors.
 
     Args:
         folder: The folder.
-        files: SHA-256 of each file, by its path in the folder.
+        files: Dict from the path of each file in the folder to its SHA-256.
 
     Raises:
-        RunError: If a file is missing, was added, or holds something else; names it.
+        RunError: If a file is missing, was added, or has another content; names the file.
     """
     paths = (folder / "server.json", *folder.glob("*/*.safetensors"))
     present = {path.relative_to(folder).as_posix() for path in paths}
@@ -37,10 +37,10 @@ def prove(folder: Path, files: Mapping[str, str]) -> None:
 
 
 def expect(path: Path, actual: str | None, expected: str | None) -> None:
-    """Check the digest of a file; None stands for a file that does not exist.
+    """Compare the digest of a file with the expected digest; None stands for a missing file.
 
     Raises:
-        RunError: If it differs.
+        RunError: If the digests differ.
     """
     if actual != expected:
         now, then = ("no file" if x is None else f"SHA-256 {x[:12]}…" for x in (actual, expected))
@@ -49,7 +49,7 @@ def expect(path: Path, actual: str | None, expected: str | None) -> None:
 
 
 def environment(device: str = "cpu") -> dict[str, Json]:
-    """Return the environment that may change the bits of a run, but is not part of its experiment.
+    """Return the environment, which may affect the last bits of results, but not the experiment.
 
     >>> list(environment())
     ['torch', 'threads', 'device', 'processor', 'instructions']
@@ -65,7 +65,7 @@ def environment(device: str = "cpu") -> dict[str, Json]:
 
 
 def changed_code(before: Mapping[str, Json], after: Mapping[str, Json]) -> str:
-    """Name the user's modules whose digests (``code``) differ; empty if none do, or none is known.
+    """Return the names of the user's modules whose digests (``code``) differ.
 
     >>> changed_code({"code": {"a": "1f", "b": "2e"}}, {"code": {"a": "1f", "b": "77"}})
     'b'
@@ -77,15 +77,15 @@ def changed_code(before: Mapping[str, Json], after: Mapping[str, Json]) -> str:
 
 
 def notes(environments: Sequence[Mapping[str, Json]]) -> Iterator[str]:
-    """Yield a note wherever a run was resumed in another environment.
+    """Yield a note for each time that a run was resumed in another environment.
 
     Args:
-        environments: One after the other, each with the first round computed in it (`since`) and
-            the digests of the user's modules (`code`), which older records lack.
+        environments: The environments in order. Each contains the first round that was computed in
+            it (`since`), and the digests of the user's modules (`code`), which older records lack.
 
     Example:
         >>> list(notes([{"since": 1, "threads": 1}, {"since": 4, "threads": 2}]))
-        ['from round 4 on threads: 2 instead of 1: bits may differ from an uninterrupted run']
+        ['from round 4, threads: 2 instead of 1: the last digits of results may differ']
         >>> list(
         ...     notes([{"since": 1, "code": {"mine": "1f"}}, {"since": 4, "code": {"mine": "2e"}}])
         ... )
@@ -93,10 +93,10 @@ def notes(environments: Sequence[Mapping[str, Json]]) -> Iterator[str]:
     """
     apart = {"since": None, "code": None}
     for before, after in itertools.pairwise(environments):
-        start = f"from round {after['since']} on"
+        start = f"from round {after['since']}"
         if changed := ", ".join(differences({**after, **apart}, {**before, **apart})):
-            yield f"{start} {changed}: bits may differ from an uninterrupted run"
+            yield f"{start}, {changed}: the last digits of results may differ"
         if modules := changed_code(before, after):
             yield f"{modules} changed: rounds before {after['since']} ran the old code"
         elif before.get("code") is None and after.get("code"):
-            yield f"{start} your code is on record: whether it had changed by then is unknown"
+            yield f"your code is recorded only {start}; earlier rounds may have run other code"

@@ -1,4 +1,4 @@
-"""Test examples that a model classified correctly, as stored in runs and studies."""
+"""Encode which test examples a model classified correctly, for the files of runs and studies."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 RIGHT = "right"
-"""The key of a tested model's figures."""
+"""Key in the values of a tested model."""
 
 _COUNT = np.dtype("<u2")  # up to 65,535 clients with their own version
 
 
 def packed(counts: NDArray[np.integer], versions: int) -> dict[str, Json]:
-    """Return the number of versions that classified each test example correctly, as plain values.
+    """Encode how many versions of a model classified each test example correctly.
 
     Args:
-        counts: Count of each test example, ``[example]``.
-        versions: Number of versions: 1, or the number of clients with their own.
+        counts: Number of versions that classified each test example correctly, ``[example]``.
+        versions: Number of versions: 1, or the number of clients if each client has its own
+            version.
 
     Example:
         >>> packed(np.array([1, 0, 1]), 1)
@@ -35,7 +36,7 @@ def packed(counts: NDArray[np.integer], versions: int) -> dict[str, Json]:
 
 
 def unpacked(value: Mapping[str, Json]) -> NDArray[np.float64]:
-    """Return the share of versions that classified each test example correctly, ``[example]``.
+    """Return, ``[example]``, the fraction of versions that classified an example correctly.
 
     Example:
         >>> unpacked(packed(np.array([2, 0]), 4))

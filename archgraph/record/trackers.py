@@ -1,4 +1,4 @@
-"""Trackers: outputs of every round's figures besides `metrics.jsonl`: files and the console."""
+"""Trackers, which log every round to files or the console, in addition to `metrics.jsonl`."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from archgraph.tables import plural
 
 @dataclass(frozen=True)
 class Beginning:
-    """The input of a tracker before the first computed round.
+    """The data that a tracker receives before the first round.
 
     Attributes:
         name: Name of the experiment.
         rounds: Number of rounds.
-        settings: Facts that determine the run's numbers, as plain values.
+        settings: All settings that affect the results, as plain values.
         folder: The run folder, if any.
-        lines: The lines of earlier rounds, after which the run resumes.
+        lines: The lines of earlier rounds, if the run is resumed.
     """
 
     name: str
@@ -40,10 +40,10 @@ class Beginning:
 
 
 class Tracker(Protocol):
-    """Receives every line of `metrics.jsonl`; errors are noted and the run continues."""
+    """An object that receives every line of `metrics.jsonl`. Its errors do not stop the run."""
 
     def begin(self, run: Beginning) -> None:
-        """Handle the start of a run, or its resumption."""
+        """Handle the start or the resumption of a run."""
 
     def round(self, line: Mapping[str, Json]) -> None:
         """Handle the end of a round; ``line`` is as in `metrics.jsonl`."""
@@ -54,7 +54,7 @@ class Tracker(Protocol):
 
 @dataclass
 class CsvTracker:
-    """A CSV file with a row for each figure: round, part, group, metric, value.
+    """Writes a CSV file with a row for each value: round, part, group, metric, value.
 
     Attributes:
         path: The file. Default: ``metrics.csv`` in the run folder.
@@ -64,26 +64,26 @@ class CsvTracker:
     _file: Path = field(default=Path(), init=False)
 
     def begin(self, run: Beginning) -> None:
-        """Write the header, and the rounds that were computed before."""
+        """Write the header, and the rounds that were computed earlier."""
         self._file = _place(self.path, run, "csv", "metrics.csv")
         write(self._file, frame(run.lines).to_csv(index=False))
 
     def round(self, line: Mapping[str, Json]) -> None:
-        """Append the figures of a round."""
+        """Append the values of a round."""
         with self._file.open("a", encoding="utf-8") as file:
             file.write(frame([line]).to_csv(index=False, header=False))
 
     def end(self) -> None:
-        """Do nothing: the file is complete after every round."""
+        """Do nothing, since the file is complete after every round."""
 
 
 def _place(path: str | os.PathLike[str] | None, run: Beginning, tracker: str, name: str) -> Path:
-    """Return the output of a tracker: its own path, or a name in the run folder."""
+    """Return the path of a tracker's output: its option ``path``, or a name in the run folder."""
     if path is not None:
         return Path(path)
     if run.folder is None:
         raise RunError(
-            "lacks an output: the run has no folder",
+            "has no path to write to, since the run has no folder",
             where=f"trackers: {tracker}",
             hint=f"name a run folder (out), or write {{{tracker}: {{path: {name}}}}}",
         )
@@ -92,7 +92,7 @@ def _place(path: str | os.PathLike[str] | None, run: Beginning, tracker: str, na
 
 @dataclass
 class ConsoleTracker:
-    """A line per round on standard error."""
+    """Prints a line per round on standard error."""
 
     stream: TextIO | None = None
     _rounds: int = field(default=0, init=False)
@@ -108,7 +108,7 @@ class ConsoleTracker:
     def round(self, line: Mapping[str, Json]) -> None:
         """Print the line."""
         parts = [plural(len(line.get("clients", ())), "client")]
-        for key, word in (("rejected", "refused"), ("failed", "failed")):
+        for key, word in (("rejected", "rejected"), ("failed", "failed")):
             if line.get(key):
                 parts.append(f"{len(line[key])} {word}")
         for key, where in (("evaluation", ""), ("validation", "validation ")):
@@ -131,29 +131,29 @@ class ConsoleTracker:
 
 @dataclass
 class TensorBoardTracker:
-    """Event files of TensorBoard.
+    """Writes event files for TensorBoard.
 
     Attributes:
-        path: Their folder. Default: ``tensorboard`` in the run folder.
+        path: Folder of the files. Default: ``tensorboard`` in the run folder.
     """
 
     path: str | None = None
     _writer: Any = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        """Find the package."""
+        """Check that the package is installed."""
         optional_module("tensorboard", kind=RunError, where="tensorboard")
 
     def begin(self, run: Beginning) -> None:
-        """Open the files; their figures of later rounds are dropped."""
+        """Open the files, and remove the values of later rounds."""
         folder = _place(self.path, run, "tensorboard", "tensorboard")
         from torch.utils.tensorboard import SummaryWriter
 
-        # A resumed run repeats rounds: their first figures must not stay.
+        # A resumed run repeats rounds, whose earlier values must be removed.
         self._writer = SummaryWriter(str(folder), purge_step=len(run.lines) + 1)
 
     def round(self, line: Mapping[str, Json]) -> None:
-        """Write the figures of a round as scalars."""
+        """Write the values of a round as scalars."""
         for point in points(line):
             if math.isfinite(point.value):
                 self._writer.add_scalar(point.tag, point.value, point.round)
@@ -170,15 +170,14 @@ TRACKERS: Mapping[str, Callable[..., Tracker]] = {
     "csv": CsvTracker,
     "tensorboard": TensorBoardTracker,
 }
-"""The trackers by name."""
+"""Dict from name to tracker."""
 
 
 def tracker(choice: object) -> Tracker:
-    """Return a tracker by name, by name with options, or the caller's own.
+    """Return the tracker that a name, a name with options, or an object of the caller describes.
 
     Raises:
-        RunError: If the name is unknown, it does not take the options, or its package is not
-            installed.
+        RunError: If the name is unknown, an option is invalid, or a package is not installed.
 
     Example:
         >>> tracker({"csv": {"path": "figures.csv"}}).path
@@ -201,7 +200,7 @@ def tracker(choice: object) -> Tracker:
         raise RunError("unknown tracker", where="trackers", **mistake)
     if not isinstance(options, Mapping | None):
         expected = f"options by name, e.g. {{{name}: {{path: figures.csv}}}}"
-        raise RunError("has other options", where="trackers", found=options, expected=expected)
+        raise RunError("has invalid options", where="trackers", found=options, expected=expected)
     takes = ("path",) if hasattr(TRACKERS[name], "path") else ()
     for key, value in (options or {}).items():
         where = f"trackers.{name}.{key}"
@@ -213,10 +212,10 @@ def tracker(choice: object) -> Tracker:
 
 
 class Trackers:
-    """The trackers of a run; one that fails is noted and not called again.
+    """The trackers of a run. A tracker that fails is not called again.
 
     Attributes:
-        notes: Failures, with their rounds.
+        notes: Descriptions of the failures, with their rounds.
     """
 
     def __init__(self, trackers: Iterable[Tracker]) -> None:
@@ -224,20 +223,20 @@ class Trackers:
         self.notes: list[str] = []
 
     def begin(self, run: Beginning) -> None:
-        """Begin the run in each of them.
+        """Call ``begin`` of each tracker.
 
         Raises:
-            ArchGraphError: If one cannot be used as requested.
+            ArchGraphError: If a tracker cannot be used as requested.
         """
         self._call("before the first round", lambda one: one.begin(run), strict=True)
 
     def round(self, line: Mapping[str, Json]) -> None:
-        """Pass a round on to them."""
+        """Call ``round`` of each tracker."""
         self._call(f"in round {line['round']}", lambda one: one.round(line))
 
     def end(self) -> None:
-        """End the run in each of them."""
-        # Once: an interrupted run calls this a second time.
+        """Call ``end`` of each tracker."""
+        # Only once, since an interrupted run calls this method twice.
         self._call("at the end", lambda one: one.end())
         self._trackers = []
 
@@ -245,7 +244,7 @@ class Trackers:
         for one in list(self._trackers):
             try:
                 say(one)
-            except Exception as error:  # on any error of a service the run continues
+            except Exception as error:  # the run continues after any error of a service
                 if strict and isinstance(error, ArchGraphError):
                     raise
                 self._trackers.remove(one)

@@ -1,4 +1,4 @@
-"""Bytes sent to a client with a task, and bytes returned."""
+"""Count the bytes sent to a client with a task, and the bytes returned."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from archgraph.federation import Result, State, Task
 from archgraph.record.client import ClientState
 
 DOWN, UP = "bytes_down", "bytes_up"
-"""The keys of both in a client's row."""
+"""Keys of the bytes sent and returned, in a client's row."""
 
 POSITION = 4
-"""Bytes of the position of a number in a partly sent tensor."""
+"""Number of bytes of an index in a tensor of which only nonzero numbers are sent."""
 
 
 def size(*states: State) -> int:
-    """Return the bytes of all tensors, each at the width of its type.
+    """Return the number of bytes of all tensors.
 
     >>> import torch
     >>> size({"w": torch.zeros(2, 3), "n": torch.zeros((), dtype=torch.int64)})
@@ -26,7 +26,7 @@ def size(*states: State) -> int:
 
 
 def masked_size(state: State, indexed: frozenset[str], index: int = 0) -> int:
-    """Return the bytes of a state whose ``indexed`` entries only send nonzero numbers.
+    """Return the number of bytes of a state; of ``indexed`` tensors, only nonzero numbers count.
 
     >>> import torch
     >>> masked_size({"w": torch.tensor([0.0, 2.0, 3.0]), "b": torch.zeros(2)}, frozenset("w"), 4)
@@ -40,9 +40,9 @@ def masked_size(state: State, indexed: frozenset[str], index: int = 0) -> int:
 
 
 def sent(task: Task, private: ClientState) -> int:
-    """Return the bytes sent with a task: all of its tensors except those that the client has.
+    """Return the number of bytes sent with a task: its tensors, except those that the client has.
 
-    Plain values, and the architecture as text, are not counted.
+    Plain values and the architecture are not counted.
     """
     state = private.over(task.state, task.private)
     new = task.state.keys() - task.known
@@ -52,18 +52,18 @@ def sent(task: Task, private: ClientState) -> int:
 
 
 def back(result: Result) -> int:
-    """Return the bytes returned: all tensors except private ones."""
+    """Return the number of bytes that a client returns: all tensors except private ones."""
     others = size(result.extras, *result.others.values())
     return masked_size(result.state, result.indexed) + others
 
 
 def traffic(line: Mapping[str, Any]) -> dict[str, int]:
-    """Return the bytes of a round, including lost updates; empty if not recorded.
+    """Return the bytes down and up in a round, including lost updates; empty if not recorded.
 
     >>> traffic({"clients": [{"bytes_down": 3, "bytes_up": 2}], "failed": [{"bytes_down": 3}]})
     {'bytes_down': 6, 'bytes_up': 2}
     """
-    if DOWN in line:  # a condensed line, whose rows are counted only
+    if DOWN in line:  # a condensed line, which contains only the number of rows
         return {way: line[way] for way in (DOWN, UP)}
     rows = [row for kind in ("clients", "rejected", "failed") for row in line.get(kind) or ()]
     known = any(DOWN in row for row in rows)

@@ -1,11 +1,11 @@
-"""Tables, plots and pages of runs, made from their run folders alone.
+"""Tables, plots and pages of runs.
 
-In: run folders, or records of studies. Out: pages, figures for print, tables as text, Markdown,
-LaTeX and CSV.
+Input: run folders, or records of studies. Output: HTML pages, plots for print, and tables as text,
+Markdown, LaTeX and CSV.
 
-1. ``runs`` reads a folder into a ``Log``, which has all metrics in one data frame.
-2. ``comparison`` groups runs that differ only in the seed. ``measures`` computes the columns of its
-   table from the data frame, ``settings`` lists the settings that differ from the defaults.
+1. ``runs`` reads a folder as a ``Log``, which contains all metrics in one data frame.
+2. ``comparison`` groups runs that differ only in the seed. ``measures`` computes the columns of the
+   comparison from the data frame, and ``settings`` lists settings that differ from the defaults.
 3. ``run_tables`` and ``group_tables`` build ``sheets``: tables with the text and the unrounded
    value of each cell. ``plots`` and ``paper`` draw for print, ``charts`` for pages; ``header`` and
    ``headline`` write text.
@@ -14,9 +14,9 @@ LaTeX and CSV.
 
 - Test data never selects a round. Each row reports the last test and the test at the best round.
   The best round is selected on validation examples, once for all models.
-- A page loads nothing and runs no script of its own; the viewer's script runs in a frame.
-- A run folder stores sizes of the clients' models, not positions: ``run_family`` repeats the
-  rewrites.
+- A page loads no other files. The only script is the viewer's, which runs in a sandboxed frame.
+- A run folder stores the sizes of the clients' models, but not which positions of the global model
+  they have. ``run_family`` repeats the rewrites to find the positions.
 
 Submodules are imported on first use, because importing `matplotlib` is slow.
 """

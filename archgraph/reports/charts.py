@@ -1,8 +1,4 @@
-"""Charts for pages, drawn by matplotlib: one panel each, narrow enough for a phone.
-
-Hand-written SVG took 400 statements and 212 lines of script, only to show values at the pointer
-that are in the tables anyway.
-"""
+"""Charts for pages, drawn by matplotlib: one panel each, narrow enough for a phone."""
 
 from __future__ import annotations
 
@@ -38,7 +34,7 @@ WIDTH, TALL = 380 / 72, 3.4
 TITLES, NUMBERS = 12, 11
 # Characters per line of a title.
 ACROSS = 48
-# Up to this number of clients, rows have names; characters per name.
+# Maximum number of clients whose rows have names, and of characters per name.
 NAMED, NAME = 40, 20
 # Maximum number of clients, and of points per curve: more than there are pixels.
 MOST = 400
@@ -59,8 +55,8 @@ class Picture:
     def svg(self) -> str:
         """Return the chart as SVG text, with identifiers that are unique on the page."""
         drawn = picture(self.figure, salt=self.name).decode()
-        # Elements that are referenced have identifiers from content and salt; the others are
-        # numbered from one in every chart, and unused.
+        # Identifiers that are referenced are derived from content and salt. The others are numbered
+        # from one in every chart, and are unused.
         used = set(re.findall(r'(?:url\(|href=")#([^)"]+)', drawn))
         unused = (one for one in re.findall(' id="([^"]*)"', drawn) if one not in used)
         names = "|".join(map(re.escape, unused))
@@ -70,7 +66,7 @@ class Picture:
 
 
 def charts(log: Log) -> Iterator[Picture]:
-    """Yield charts of metrics over rounds, on all data and on clients' own data, then of time."""
+    """Yield the charts of a run: metrics over rounds, on all and on clients' own data, and time."""
     what = judge([log])
     yield curve_chart(
         f"{what} over the rounds", f"{what} on all test data", tested_models(log), what, [log]
@@ -90,12 +86,13 @@ def curve_chart(
     places: Mapping[str, Series] | None = None,
     bold: str = GLOBAL,
 ) -> Picture:
-    """Draw curves of the metric by which runs are judged.
+    """Draw curves of the metric that compares models.
 
     Args:
         name: Name of the chart.
         title: Title. For metrics other than accuracy, the better direction is added.
-        runs: For each curve, its values for each round and seed. Curves without rounds are skipped.
+        runs: Dict from the name of a curve to its values by round and seed. Curves without rounds
+            are skipped.
         what: Name of the metric.
         logs: The runs.
         axis: Label of the horizontal axis.
@@ -128,7 +125,7 @@ def time_chart(runs: Mapping[str, DataFrame]) -> Picture:
 
 
 def tested_models(log: Log) -> dict[str, DataFrame]:
-    """Return the judging metric of each model over the rounds."""
+    """Return, for each model, the metric that compares models, over the rounds."""
     what = judge([log])
     rows = rows_where(log.figures, part="test", metric=what)
     names = sorted(log.models, key=lambda name: name == GLOBAL)
@@ -140,12 +137,12 @@ def tested_models(log: Log) -> dict[str, DataFrame]:
 
 
 def _drawn(values: Mapping[str, Series]) -> dict[str, DataFrame]:
-    """Return the non-empty series as figures of one run."""
+    """Return the non-empty series as data frames of one run."""
     return {name: of.to_frame() for name, of in values.items() if len(of)}
 
 
 def _own(log: Log, what: str) -> Iterator[Picture]:
-    """Yield a chart of tiers on their clients' own test data, with the mean and worst tenth."""
+    """Yield a chart of the tiers on their clients' own test data, with mean and worst tenth."""
     local = rows_where(log.figures, part="test local", metric=what)
     names = [*(name for name in log.models if name != GLOBAL), ALL_CLIENTS]
     by_name = {name: series(local, group=name) for name in names}
@@ -158,19 +155,19 @@ def _own(log: Log, what: str) -> Iterator[Picture]:
 
 
 def worst_clients(log: Log) -> str:
-    """Return a label for the worst tenth of clients, which is one client of at most ten."""
+    """Return the label for the worst tenth of the clients, which is one client of ten or fewer."""
     return "worst client" if 0 < len(log.participants) <= 10 else "worst tenth of the clients"
 
 
 def worst_series(log: Log, what: str) -> Series:
-    """Return, for each round, the mean over the worst tenth of clients, each on its own data."""
+    """Return the mean over the worst tenth of the clients, on their own data, for each round."""
     return series(log.figures, part="test tenth", group=ALL_CLIENTS, metric=what)
 
 
 def client_charts(clients: Sequence[ClientFacts]) -> Iterator[Picture]:
-    """Yield a chart of each client's examples and class shares, if there are any clients.
+    """Yield a chart of the examples and class fractions of each client, if there are any clients.
 
-    Shares make clients with few and with many examples comparable.
+    Fractions make clients with few and with many examples comparable.
     """
     drawn = clients[:MOST]
     if not drawn:
@@ -203,7 +200,7 @@ def _draw_examples(panel: Axes, clients: Sequence[ClientFacts], total: int) -> N
 
 
 def _draw_shares(panel: Axes, rows: Sequence[Sequence[int]]) -> None:
-    """Draw class shares as an image with a row per client."""
+    """Draw class fractions as an image with a row per client."""
     classes = max(map(len, rows))
     counts = np.array([[*row] + [0] * (classes - len(row)) for row in rows])
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
@@ -212,7 +209,7 @@ def _draw_shares(panel: Axes, rows: Sequence[Sequence[int]]) -> None:
     shades[..., :3] = [int(blue[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     shades[..., 3] = shares / (shares.max() or 1.0)
     panel.imshow(shades, aspect="auto", interpolation="none")
-    said = f"class shares, up to {per_cent(float(shares.max()), 0)}"
+    said = f"class fractions, up to {per_cent(float(shares.max()), 0)}"
     panel.set_title(said, loc="left", fontsize=NUMBERS, color=colours.QUIET)
     panel.set_yticks(())
     panel.xaxis.set_major_locator(_few(10))

@@ -1,4 +1,4 @@
-"""Compare runs: one row per experiment over its seeds, and the settings in which rows differ."""
+"""Compare runs: a row per experiment, averaged over seeds, and the settings that differ."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from archgraph.tables import Table, plural
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-# Facts that do not distinguish experiments: the version of the language, and the seed.
+# Facts that do not distinguish experiments: the version of the spec language, and the seed.
 COMMON = frozenset({"archgraph", "seed"})
 # Characters per value in the table of differences.
 BRIEF = 48
 # Maximum number of settings in a label.
 DETAILS = 2
 _DECIMALS = re.compile(r"-?\d+\.(\d+)")
-# Columns whose titles are abbreviations.
+# Explanations of column titles that are abbreviations.
 LEGENDS = {
     "mace": "MACE: multiply–accumulates of an epoch, mean over the clients (largest of the rounds)",
     "epochs": "T·E: rounds × local epochs",
@@ -66,30 +66,30 @@ class Figure:
 
 @dataclass(frozen=True, eq=False)
 class Figures(Mapping[str, Figure]):
-    """Maps the key of each measure to its values in a group of runs.
+    """A mapping from the key of each measure to its values in a group of runs.
 
     Attributes:
-        listed: Measures that are columns. Iteration covers only these.
-        find: Computes a figure whose key contains a pattern of model names
-            (:func:`archgraph.reports.measures.of_models`). Such figures are never columns.
+        listed: Dict from key to the measures that are columns. Iteration covers only these.
+        find: Function that computes a measure whose key contains a pattern of model names
+            (:func:`archgraph.reports.measures.of_models`). These measures are not columns.
     """
 
     listed: Mapping[str, Figure]
     find: Callable[[str], Figure | None]
 
     def __getitem__(self, key: str) -> Figure:
-        """Return a listed figure, or the one that the key describes."""
+        """Return the values of a measure."""
         figure = self.listed[key] if key in self.listed else self.find(key)
         if figure is None:
             raise KeyError(key)
         return figure
 
     def __iter__(self) -> Iterator[str]:
-        """Iterate over the keys of the listed figures."""
+        """Iterate over the keys of the measures that are columns."""
         return iter(self.listed)
 
     def __len__(self) -> int:
-        """Return the number of listed figures."""
+        """Return the number of measures that are columns."""
         return len(self.listed)
 
 
@@ -103,8 +103,8 @@ class RunGroup:
         runs: The runs, ordered by seed.
         seeds: The seeds of the runs.
         tests: Tested rounds to average over.
-        figures: Dict from the key of a measure to its values. A measure is missing if some run does
-            not have it. Keys with patterns, such as ``clients.*.accuracy``, are computed on access.
+        figures: Dict from the key of a measure to its values. Measures that some run does not have
+            are missing. Keys with patterns, such as ``clients.*.accuracy``, are computed on access.
     """
 
     label: str
@@ -137,9 +137,10 @@ class Comparison:
     Attributes:
         groups: Groups of runs, one per row.
         measures: Measures to show as columns, if at least one group has them.
-        last: Part of the rounds over which tests are averaged. Default: only the last test.
-        mixed: True if tiers were tested on each client's own mixture of classes, False if on test
-            examples of its classes. Default: tiers are not columns.
+        last: Fraction or number of the last rounds over whose tests values are averaged. Default:
+            only the last test.
+        mixed: True if tiers were tested on the class distribution of each client, False if on test
+            examples of its classes. None if tiers are not columns.
         chosen: Keys of the columns after the first, in order. Default: all.
     """
 
@@ -157,15 +158,15 @@ class Comparison:
 
     @property
     def differences(self) -> dict[str, tuple[str, ...]]:
-        """Maps each setting in which the groups differ to its value in each group, as text.
+        """Dict from each setting in which the groups differ to its value in each group, as text.
 
-        Omits settings that have their default value in every group with that setting. These are,
-        for example, the options of a scheme that only one group uses.
+        Settings are omitted if every group that has them uses the default value, for example the
+        options of a partition scheme that only one group uses.
         """
         return _differences([(group.runs[0], group.settings) for group in self.groups])
 
     def tables(self) -> tuple[Table, ...]:
-        """Return a table with a row per group and, unless columns are chosen, the differences."""
+        """Return the table with a row per group and, if all columns are shown, the differences."""
         columns = self._columns()
         keys = self.chosen or tuple(columns)
         labels = tuple(group.label for group in self.groups)
@@ -194,7 +195,7 @@ class Comparison:
         return replace(self, groups=groups, chosen=_matching(columns, titles, "columns"))
 
     def _columns(self) -> dict[str, tuple[str, list[str]]]:
-        """Return title and texts, one per group, of each column after the first, by its key."""
+        """Return a dict from the key of each column after the first to its title and texts."""
         columns = {
             "strategy": ("strategy", [group.strategy for group in self.groups]),
             "seeds": ("seeds", [str(len(group.seeds)) for group in self.groups]),
@@ -208,7 +209,7 @@ class Comparison:
         return columns
 
     def plain(self) -> dict[str, Json]:
-        """Return the comparison as values that JSON can write."""
+        """Return the comparison as plain values for JSON."""
         return {
             "groups": [
                 {
@@ -230,7 +231,7 @@ class Comparison:
         }
 
     def csv(self) -> str:
-        """Return CSV with a line per group: mean and standard deviation of each figure."""
+        """Return CSV with a line per group: mean and standard deviation of each measure."""
         keys = [m.key for m in self._measures() if not self.chosen or m.key in self.chosen]
         heads = [name for key in keys for name in (key, f"{key}_std")]
         rows = []
@@ -278,16 +279,17 @@ def comparison(
     """Read runs and group those that differ only in the seed.
 
     Args:
-        paths: Run folders, or folders that contain some.
+        paths: Run folders, or folders that contain run folders.
         unfinished: Include unfinished runs, up to their last round.
-        tiers: Add a column for each tier with clients: the mean over its clients of the accuracy on
-            test data with each client's own mixture of classes (``matched``). If some run lacks it,
-            the accuracy on test examples of each client's own classes, for all runs.
+        tiers: Add a column for each tier: the mean over its clients of the accuracy on test data
+            with the class distribution of the client (``matched``). If some run lacks this metric,
+            the columns show the accuracy on test examples of each client's classes.
         last: Average over the tests of the last rounds instead of using only the last test: a
             fraction (< 1) of all rounds, or a number (≥ 1) of rounds. RecipFL, Table 3: 0.2.
 
     Raises:
-        RunError: If there are no runs, or a run is unfinished, untested or passed twice.
+        RunError: If there are no runs, or a run is unfinished, was never tested, or is listed
+            twice.
     """
     logs = [read_run(folder) for folder in run_folders(paths)]
     return compare_logs(logs, unfinished=unfinished, tiers=tiers, last=last)
@@ -303,11 +305,11 @@ def compare_logs(
     """Group runs that differ only in the seed; see :func:`comparison`.
 
     Raises:
-        RunError: If a run is unfinished, untested or passed twice.
+        RunError: If a run is unfinished, was never tested, or is listed twice.
     """
     if last is not None and not last > 0:
         raise RunError(
-            "is not a part of the rounds",
+            "does not select any rounds",
             where="last",
             found=last,
             expected="a fraction of all rounds (below 1), or a number of rounds",
@@ -317,13 +319,13 @@ def compare_logs(
         settings = settings_of(log)
         if not unfinished:
             _check_finished(log, settings["rounds"])
-        # The remaining settings determine the figures up to chance: equal ones form a group.
+        # Runs in which all remaining settings are equal form a group.
         seed = settings.pop("seed")
         key = json.dumps(settings, sort_keys=True)
         by_settings.setdefault(key, []).append((seed, log, settings))
     labels = _labels([(of[0][1], of[0][2]) for of in by_settings.values()])
     groups = tuple(_group(*row, last) for row in zip(labels, by_settings.values(), strict=True))
-    # Measures are columns of one frame over all groups, so the groups are built first.
+    # Measures are computed from one data frame of all groups, so groups are built first.
     compared = Comparison(groups, (), last)
     until, counted = _until(compared)
     logs = [log for group in groups for log in group.runs]
@@ -336,7 +338,7 @@ def compare_logs(
 
 
 def _until(compared: Comparison) -> tuple[DataFrame, DataFrame]:
-    """Return the figures up to each group's last common test, and those of its counted tests."""
+    """Return the values up to each group's last common test, and those of the tests that count."""
     import pandas
 
     groups = compared.groups
@@ -350,7 +352,7 @@ def run_folders(paths: Iterable[str | os.PathLike[str]]) -> tuple[Path, ...]:
     """Return the run folders without repetition, in the order of the paths."""
     folders: dict[Path, Path] = {}
     for path in map(Path, paths):
-        # A folder without runs raises when it is read.
+        # A folder without runs raises an error when it is read.
         inside = [] if (path / "run.yaml").is_file() else sorted(path.rglob("run.yaml"))
         for folder in [file.parent for file in inside] or [path]:
             folders.setdefault(folder.resolve(), folder)
@@ -360,7 +362,7 @@ def run_folders(paths: Iterable[str | os.PathLike[str]]) -> tuple[Path, ...]:
 
 
 def settings_of(log: Log) -> dict[str, Json]:
-    """Return all settings that determine the figures of a run: its facts, and how it was tested.
+    """Return all settings that affect the results of a run: its facts, and its tests.
 
     Raises:
         RunError: If ``facts.json`` is missing or damaged.
@@ -370,7 +372,7 @@ def settings_of(log: Log) -> dict[str, Json]:
     path = log.folder / "facts.json"
     try:
         facts = json.loads(path.read_bytes())
-        # Facts describe how a run was made, not how it was tested.
+        # Facts describe the training, but not the tests.
         return {**facts, "evaluate": _evaluate(log.config), "seed": int(facts["seed"])}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunError("cannot identify the run", where=str(path), found=error) from error
@@ -379,7 +381,7 @@ def settings_of(log: Log) -> dict[str, Json]:
 def _evaluate(config: str) -> Json:
     from ruamel.yaml import YAML
 
-    # Only these lines are parsed: the family in the same file may be long.
+    # Only these lines are parsed, because the family in the same file may be long.
     part = re.search(r"^evaluate:.*\n(?:[ \t].*\n)*", config, re.MULTILINE)
     return YAML(typ="safe", pure=True).load(part[0])["evaluate"] if part else {}
 
@@ -387,11 +389,11 @@ def _evaluate(config: str) -> Json:
 def _group(
     label: str, runs: Sequence[tuple[int, Log, dict[str, Json]]], last: float | None
 ) -> RunGroup:
-    """Build a group of runs with equal settings and choose the tests that count, no figures yet."""
+    """Build a group of runs with equal settings and choose the tests that count, without values."""
     runs = sorted(runs, key=lambda run: run[0])
     for (seed, log, _), (other, twin, _) in itertools.pairwise(runs):
         if seed == other:
-            # A value that counts twice would shrink the deviation.
+            # Counting a run twice would reduce the standard deviation.
             raise RunError(
                 f"seed {seed} of the same experiment as {log.folder}", where=str(twin.folder)
             )
@@ -411,9 +413,9 @@ def _group(
 
 
 def _figures(group: RunGroup, measures: Iterable[Measure], counted: DataFrame) -> Figures:
-    """Return the figures that every run of a group measured.
+    """Return the measures that every run of a group has.
 
-    If only some runs measured a figure, the others get its value for "none", if it has one.
+    If only some runs have a measure, the other runs get its value for absence, if it has one.
     """
     runs = [(group.label, seed) for seed in group.seeds]
 
@@ -444,7 +446,7 @@ def _labels(experiments: Sequence[tuple[Log, Mapping[str, Json]]]) -> list[str]:
                 if of[number] != NOTHING
             )
             labels[i] = f"{name} ({', '.join(details)})"
-    # The first few differences may not distinguish all; folders always do.
+    # The first differences may not distinguish all runs, but folders always do.
     again = _repeated(labels)
     return [
         f"{label}: {log.folder}" if label in again else label
@@ -453,7 +455,7 @@ def _labels(experiments: Sequence[tuple[Log, Mapping[str, Json]]]) -> list[str]:
 
 
 def _check_finished(log: Log, planned: int) -> None:
-    """Raise if a run has rounds left and did not stop early."""
+    """Raise an error if a run has rounds left and did not stop early."""
     if log.done < planned and not log.stopped:
         raise RunError(
             f"is not finished, {log.done} of {plural(planned, 'round')}: resume it, or include "
@@ -467,7 +469,7 @@ def _repeated(labels: Sequence[str]) -> set[str]:
 
 
 def _differences(many: Sequence[tuple[Log, Mapping[str, Json]]]) -> dict[str, tuple[str, ...]]:
-    """Return the settings that differ, by their dotted key, with a text for each experiment.
+    """Return a dict from each setting that differs (dotted key) to its text per experiment.
 
     1. Options of a strategy are compared only between experiments that use it.
     2. A setting counts if at least one run does not have it at its default.
@@ -487,14 +489,14 @@ def _differences(many: Sequence[tuple[Log, Mapping[str, Json]]]) -> dict[str, tu
 
 
 def _changed(log: Log, keys: Iterable[str]) -> Iterator[str]:
-    """Yield the keys that are not at their defaults; all if the experiment cannot be read."""
+    """Yield the keys that differ from the defaults; all keys if the experiment is unreadable."""
     if log.experiment is None:
         yield from keys
         return
     fields = ExperimentSpec.model_fields
     changed = [setting.key for setting in differing(log.experiment)]
     for key in keys:
-        field = fields.get(key.split(".")[0])  # options of a strategy have none
+        field = fields.get(key.split(".")[0])  # options of a strategy have no defaults here
         outer = tuple(name for name in changed if f"{key}.".startswith(f"{name}."))
         if field is None or field.is_required() or outer:
             yield key
@@ -505,7 +507,7 @@ def _strategy(settings: Mapping[str, Json]) -> str:
 
 
 def _flat(settings: Mapping[str, Json]) -> Iterator[tuple[str, str]]:
-    """Yield settings as texts by dotted key; large values are shortened to a digest."""
+    """Yield pairs of dotted key and text. Large values are replaced by a digest."""
     yield "strategy", _strategy(settings)
     for key, value in settings.items():
         if key in COMMON:
@@ -534,12 +536,12 @@ def _leaves(value: Json, path: str) -> Iterator[tuple[str, str]]:
 
 
 def _digest(value: Json) -> str:
-    """Return the first eight characters of a value's digest; a string already is a digest."""
+    """Return the first eight characters of a value's digest. A string already is a digest."""
     return (value if isinstance(value, str) else digest(value))[:8]
 
 
 def _spread(figure: Figure | None, show: Callable[[float], str]) -> str:
-    """Format mean and deviation with the same number of decimals.
+    """Format mean and standard deviation with the same number of decimals.
 
     >>> _spread(Figure((0.35, 0.3636)), "{:.4g}".format)
     '0.3568 ± 0.0096'
@@ -556,7 +558,7 @@ def _rounds(group: RunGroup) -> str:
 
 
 def _matching(patterns: Sequence[str], names: Mapping[str, str], where: str) -> tuple[str, ...]:
-    """Return the keys that match, or whose names are equal, in the order of the patterns."""
+    """Return the keys that match the patterns by key or name, in the order of the patterns."""
     chosen: list[str] = []
     for pattern in patterns:
         keys = [k for k, name in names.items() if fnmatchcase(k, pattern) or name == pattern]

@@ -1,4 +1,4 @@
-"""Tables over several runs: communication, and the settings in common."""
+"""Tables for several runs: communication, and the settings that all runs share."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def each_run(compared: Comparison) -> Iterator[tuple[RunGroup, int, Log]]:
 
 
 def sent_sheet(compared: Comparison) -> Sheet:
-    """Tabulate tasks, bytes and MACs by group and model, as means over the seeds."""
+    """Return a table of tasks, bytes and MACs per group and model, as means over the seeds."""
     rows: list[tuple[object, ...]] = []
     for group in compared.groups:
         sheets = [traffic_sheet(log) for log in group.runs]
         of_runs = [{str(row[0]): row[1:] for row in sheet.rows} for sheet in sheets]
-        # In some runs no client of a tier may have been sampled.
+        # A run may not have sampled any client of a tier.
         nothing = (0, 0, 0, 0)
-        # The sum comes last.
+        # The row of sums is the last one.
         names = dict.fromkeys(name for of in of_runs for name in of)
         for name in sorted(names, key=lambda name: name == "all"):
             values = zip(*(of.get(name, nothing) for of in of_runs), strict=True)
@@ -46,7 +46,7 @@ def sent_sheet(compared: Comparison) -> Sheet:
 
 
 def shared_sheet(compared: Comparison) -> Sheet:
-    """Tabulate the settings that are not the defaults and are equal in all runs."""
+    """Return a table of the settings that are equal in all runs and differ from the defaults."""
     first, *others = [setting_sheet(log) for _, _, log in each_run(compared)]
     rows = (row for row in first.rows if row[0] != "seed")  # it is in the header
     shared = tuple(row for row in rows if all(row in other.rows for other in others))

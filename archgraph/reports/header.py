@@ -63,7 +63,7 @@ def data(spec: ExperimentSpec) -> str:
     partition = spec.data.partition
     if partition is not None:
         options = partition.model_dump(exclude={"scheme", "shares"}, exclude_defaults=True)
-        # Papers compare by alpha, so it is shown even at its default.
+        # Papers compare values of alpha, so alpha is shown even if it is the default.
         options |= {"alpha": value} if (value := getattr(partition, "alpha", None)) else {}
         text = ", ".join(f"{key} {value}" for key, value in options.items())
         parts.append(f"{partition.scheme} ({text})" if text else partition.scheme)
@@ -93,7 +93,7 @@ def _sizes(log: Log, of: str) -> str:
 
 
 def _protection(log: Log, spec: ExperimentSpec | None) -> Iterator[tuple[str, str]]:
-    """Yield facts about attack, privacy and lost updates, if there are any."""
+    """Yield the facts about attack, privacy and lost updates, if any."""
     bad = [client.label for client in log.clients if client.malicious]
     if spec is not None and spec.attack is not None and bad:
         yield "malicious", f"{listed(bad, NAMED, '; ')}"

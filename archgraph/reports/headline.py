@@ -1,4 +1,4 @@
-"""The results in a sentence or two: the best model, its margin, and the worst-off clients."""
+"""A summary of the results: the best model, its margin, and the worst clients."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from archgraph.reports.header import data
 from archgraph.reports.runs import Log, better, judge, rows_where, series
 from archgraph.tables import plural, significant
 
-# Measures that rank groups of runs, with their descriptions; the first one common to all counts.
+# Measures that rank groups of runs, with descriptions. The first measure that all groups have is
+# used.
 RANKING = {"average": "mean over the models that clients use", "global": "global model"}
 
 
@@ -34,7 +35,7 @@ def context(log: Log) -> str:
 
 
 def run_headline(log: Log) -> str:
-    """Return the result of a run as HTML, with its figures; empty if nothing was tested."""
+    """Return the result of a run as HTML, or an empty string if nothing was tested."""
     what = judge([log])
     tested = rows_where(log.figures, part="test", metric=what)
     last = {name: series(tested, group=name) for name in (*log.models, GLOBAL)}
@@ -48,7 +49,7 @@ def run_headline(log: Log) -> str:
     if GLOBAL in values:
         of = "global model" if GLOBAL in log.models else "mean of all models"
         tiles.append((of, measured(what, values[GLOBAL]), "all test data"))
-    # Without a global model, its figure is the mean over all models.
+    # Without a global model, its value is the mean over all models.
     first = measured(what, values.get(GLOBAL, next(iter(values.values()))))
     of = "the global model has" if GLOBAL in log.models else "the mean over all models is"
     sentence = f"After round {at}, {of} {first} {what}."
@@ -79,7 +80,7 @@ def _tiles(tiles: list[tuple[str, str, str]]) -> str:
 
 
 def apart(what: str, a: float, b: float) -> str:
-    """Format the distance between two figures; between accuracies, in points.
+    """Format the difference between two values; for accuracies, in percentage points.
 
     >>> apart("accuracy", 0.95, 0.9), apart("loss", 1.5, 2.0)
     ('5.00 points', '0.5')
@@ -104,7 +105,10 @@ class Ranking:
 
     @classmethod
     def by(cls, compared: Comparison) -> Ranking | None:
-        """Rank the groups; None if there is only one group, or no figure that all have."""
+        """Rank the groups.
+
+        Return None for a single group, or without a measure that all groups have.
+        """
         logs = [log for group in compared.groups for log in group.runs]
         what = judge(logs)
         for which, of in RANKING.items():
@@ -116,7 +120,7 @@ class Ranking:
         return None
 
     def sentences(self) -> Iterator[str]:
-        """Yield sentences on the best group, its margin, chance, and its worst-off clients."""
+        """Yield sentences on the best group: its margin, chance, and its worst clients."""
         (first, best), (second, next_one), *_ = self.rows
         of = _with_deviation(self.what, best)
         gap = apart(self.what, best.mean, next_one.mean)
@@ -138,7 +142,7 @@ class Ranking:
 
 
 def _with_deviation(what: str, figure: Figure) -> str:
-    """Format a mean with its deviation, with one unit for both.
+    """Format a mean and its standard deviation, with one unit for both.
 
     >>> _with_deviation("accuracy", Figure((0.5, 0.52)))
     '51.00 ± 1.41 %'

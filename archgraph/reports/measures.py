@@ -1,7 +1,7 @@
 """The columns of a comparison: name, values and format of each measure.
 
-All columns are computed from one data frame of the runs (:func:`archgraph.reports.runs.together`):
-from the tested rounds to average over, or from all rounds up to the last common test.
+All columns are computed from one data frame of the runs (:func:`archgraph.reports.runs.together`).
+Metrics use the tested rounds to average over. Costs use all rounds up to the last common test.
 
 ``worst`` and ``average`` cover the models that clients run, each with equal weight; ``global`` is
 the server's model. :func:`of_models` selects models by a pattern, and can weight them by their
@@ -41,10 +41,10 @@ class Measure:
     Attributes:
         key: Name in JSON and CSV.
         title: Title in tables.
-        show: Formats a value.
-        values: Value for each run. NaN or missing if the run did not measure it.
-        absent: Value for runs that did not measure it in a group where others did. Default: such a
-            group does not have the figure.
+        show: Function that formats a value.
+        values: Value for each run; NaN or missing if the run does not have the measure.
+        absent: Value for runs without the measure in a group in which other runs have it. Default:
+            the group does not have the measure.
     """
 
     key: str
@@ -57,7 +57,7 @@ class Measure:
 def tested(figures: DataFrame, names: Mapping[str, bool]) -> Iterator[Measure]:
     """Yield the columns of metrics: worst tier, average, global model, and clients.
 
-    Runs with validation examples have the same columns for these.
+    With validation examples, there are also columns for the metrics on these examples.
 
     Args:
         figures: Data frame of the tested rounds to average over.
@@ -87,7 +87,7 @@ def _of_all(figures: DataFrame, name: str, more: bool, part: str = "test") -> It
 
 
 def _of_mixtures(figures: DataFrame, part: str) -> Iterator[Measure]:
-    """Yield the mean over all clients and over the worst tenth, on their own class mixtures."""
+    """Yield the means over all clients and over the worst tenth, on their class distributions."""
     of = "" if part == "test" else f"{part} "
     for which, title in {"local": "", "tenth": ", worst tenth"}.items():
         rows = rows_where(figures, part=f"{part} {which}", group=ALL_CLIENTS, metric="matched")
@@ -98,7 +98,7 @@ def _of_mixtures(figures: DataFrame, part: str) -> Iterator[Measure]:
 def _of_clients(figures: DataFrame, name: str, more: bool) -> Iterator[Measure]:
     local = rows_where(figures, metric=name, part="test local")
     trained = rows_where(figures, metric=name, part="test trained")
-    # NaN stands for a value that was not finite; such a model cannot be the best one.
+    # NaN stands for a value that was not finite. A model with NaN cannot be the best.
     best = np.nanmax if more else np.nanmin
     values = {
         "local": _averaged(figures, rows_where(local, group=ALL_CLIENTS)),
@@ -109,24 +109,24 @@ def _of_clients(figures: DataFrame, name: str, more: bool) -> Iterator[Measure]:
         yield _column(f"{which.replace(' ', '_')}_{name}", which, name, value)
 
 
-# First part of a measure's name if each model has equal weight (else CLIENTS).
+# First part of the name of a measure in which each model has equal weight.
 MODELS = "models"
 
 
 def of_models(figures: DataFrame, name: str) -> Measure | None:
     """Return the mean over the models that clients run and whose names match a pattern.
 
-    ``models.PATTERN.METRIC`` gives each model equal weight, ``clients.PATTERN.METRIC`` weights it
-    by its number of clients. FedGKT, for example, tests its clients' models as ``edge``, and
-    followed by the server's part as ``edge+server``; a pattern selects one of the two.
-    ``validation_`` before it selects the tests on validation examples.
+    ``models.PATTERN.METRIC`` gives each model equal weight. ``clients.PATTERN.METRIC`` weights each
+    model by its number of clients. The prefix ``validation_`` selects tests on validation examples.
+    For example, FedGKT tests its clients' models as ``edge``, and together with the server's part
+    as ``edge+server``; a pattern can select one of the two.
 
     Args:
         figures: Data frame of the tested rounds to average over.
         name: Name of the measure. The pattern may contain ``*`` and ``?``.
 
     Returns:
-        The measure; None if the name does not have this form.
+        The measure, or None if the name does not have this form.
     """
     first, _, rest = name.partition(".")
     pattern, _, metric = rest.rpartition(".")
@@ -145,19 +145,19 @@ def of_models(figures: DataFrame, name: str) -> Measure | None:
 
 
 def right_answers(log: Log, tests: Collection[int], name: str) -> NDArray[np.float64] | None:
-    """Return the share of models that classify each example correctly; its mean is the accuracy.
+    """Return the fraction of models that classify each example correctly.
 
     1. The models of each test are selected and weighted as for the measure ``name``: ``worst``,
        ``average``, ``global``, ``models.PATTERN`` or ``clients.PATTERN``.
-    2. The shares are averaged over the tests.
+    2. The fractions are averaged over the tests. Their mean is the accuracy.
 
     Args:
         log: A run with `evaluate.answers`.
         tests: Tested rounds to average over.
-        name: Name of the figure.
+        name: Name of the measure.
 
     Returns:
-        ``[example]``; None if the run has no answers, or the figure is not an accuracy.
+        ``[example]``; None if the run has no answers, or the measure is not an accuracy.
     """
     averaged = []
     for line in log.rounds:
@@ -172,7 +172,7 @@ def right_answers(log: Log, tests: Collection[int], name: str) -> NDArray[np.flo
 
 
 def _weights(log: Log, models: Mapping[str, Mapping[str, Any]], name: str) -> dict[str, float]:
-    """Return the weights of a test's models in an accuracy; empty for other figures."""
+    """Return the weights of a test's models in an accuracy; empty for other measures."""
     used = {of: figures for of, figures in models.items() if of in log.submodels}
     counted, _, rest = name.partition(".")
     pattern, _, metric = rest.rpartition(".")
@@ -189,8 +189,8 @@ def _weights(log: Log, models: Mapping[str, Mapping[str, Any]], name: str) -> di
 def _by_clients(rows: DataFrame, counts: DataFrame) -> Series:
     """Return the mean over each round's models, weighted by their numbers of clients.
 
-    Models that no client runs do not count. Runs recorded before these numbers existed have no
-    such mean.
+    Models that no client uses are ignored. Older runs did not record the numbers of clients, and
+    have no weighted mean.
     """
     model = [*RUN, "round", "group"]
     both = rows.merge(counts[[*model, "value"]], on=model, suffixes=("", "_clients"))
@@ -200,19 +200,19 @@ def _by_clients(rows: DataFrame, counts: DataFrame) -> Series:
 
 
 def of_tiers(figures: DataFrame, name: str) -> tuple[list[Measure], bool]:
-    """Return a column for each tier: the mean over its clients, each on its own test data.
+    """Return a column for each tier: the mean over its clients, on their own test data.
 
     Args:
         figures: Data frame of the tested rounds to average over.
-        name: Metric to use if some run was not tested on its clients' mixtures of classes.
+        name: Metric to use if some run was not tested on its clients' class distributions.
 
     Returns:
-        The columns, and whether they use these mixtures.
+        The columns, and whether they use the class distributions.
     """
     rows = rows_where(figures, part="test local", model=True)
     rows = rows[rows["group"] != GLOBAL]
     tests = [rows[key] for key in (*RUN, "round", "group")]
-    # All columns use the same metric: mixtures only if every test has them.
+    # All columns use the same metric: class distributions only if every test has them.
     mixed = bool((rows["metric"] == "matched").groupby(tests).any().all())
     metric = "matched" if mixed else name
     columns = [
@@ -224,9 +224,9 @@ def of_tiers(figures: DataFrame, name: str) -> tuple[list[Measure], bool]:
 
 
 def cost_measures(figures: DataFrame) -> Iterator[Measure]:
-    """Yield total costs of all rounds; costs that some round did not record are skipped."""
+    """Yield the total costs of all rounds. Costs that a round did not record are skipped."""
     of_run = rows_where(figures, part="run")
-    # A row per round, with NaN for what the round did not record.
+    # A row per round, with NaN for costs that the round did not record.
     rounds = of_run.pivot(index=[*RUN, "round"], columns="metric", values="value")
 
     def over(metric: str, reduce: Callable[[np.ndarray], float] = sum) -> Series:
@@ -262,7 +262,7 @@ def _averaged(
     rows: DataFrame,
     reduce: Callable[[np.ndarray], float] = statistics.fmean,
 ) -> Series:
-    """Reduce the rows of each round, then average over the tests; every test must have rows."""
+    """Reduce the rows of each round and average over the tests, which must all have rows."""
     return _over_tests(figures, _each(rows.groupby([*RUN, "round"])["value"], reduce))
 
 
@@ -273,8 +273,8 @@ def _over_tests(figures: DataFrame, by_round: Series) -> Series:
 
 
 def _each(groups: SeriesGroupBy, reduce: Callable[[np.ndarray], float]) -> Series:
-    """Reduce the values of each group, bit-identical to plain Python."""
-    # pandas' own sum and mean add in another order; published pages have these bits.
+    """Reduce the values of each group, with the same bits as plain Python."""
+    # The sum and mean of pandas add in another order, which changes the last bits.
     return groups.agg(lambda values: reduce(values.to_numpy()))
 
 

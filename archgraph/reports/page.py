@@ -1,4 +1,4 @@
-"""Write the page of a run or of several runs, once or after each round."""
+"""Write the report of one or more runs, once or after each round."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ def report(
 ) -> Path:
     """Write a page about a run, finished or not: facts, tables, curves, architectures.
 
-    For several runs, the page compares them, with their communication and common settings, and
+    The page of several runs compares the runs. It also shows communication, common settings, and
     each architecture once.
 
     Args:
-        folder: A run folder, several of them, or folders that contain some. Runs that differ only
-            in the seed are drawn as one curve with a band.
-        path: File to write. Default: `report.html` in the run folder, the first of several.
-        viewer: Returns the page of a run's architectures, which is embedded in this one.
-            Default: uses :func:`archgraph.viewer.view`.
-        follow: Write the page of a single run again after each of its rounds, as long as a process
-            writes the run. Meanwhile the page reloads itself, and shows no architectures.
+        folder: A run folder, several run folders, or folders that contain run folders. Runs that
+            differ only in the seed are drawn as one curve with a band.
+        path: File to write. Default: `report.html` in the (first) run folder.
+        viewer: Function that returns an HTML page of a run's architectures, which is embedded in
+            the report. Default: uses :func:`archgraph.viewer.view`.
+        follow: Update the page of a single run after each round, until no process writes the run
+            any more. Until then, the page reloads itself, and does not show architectures.
 
     Returns:
         The page's path.
@@ -72,7 +72,7 @@ def report(
 
 
 def _follow(folder: Path, path: Path) -> None:
-    """Write the page of a run after each of its rounds, until no process writes the run."""
+    """Update the page of a run after each round, until no process writes the run any more."""
     done = -1
     while goes_on(folder):
         log = read_run(folder)

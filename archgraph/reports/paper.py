@@ -1,4 +1,4 @@
-"""Curves of many runs for print: a figure per panel in its final size, with the legend below."""
+"""Plots of several runs for print: one figure per panel, with the legend below."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
-# Horizontal axis of each panel.
+# Label of the horizontal axis of each panel.
 PANELS: Mapping[str, str] = {
     "average": "round",
     "worst": "round",
@@ -39,17 +39,17 @@ PANELS: Mapping[str, str] = {
 }
 # Font sizes in points: names of axes; numbers and legends.
 NAMES, NUMBERS = 8, 7
-# Inches: maximum height of axes with their names; a line of text.
+# Inches: maximum height of the axes with their labels, and height of a line of text.
 TALL, LINE = 2.4, 0.16
-# Characters per inch of a legend and of a bar's name; characters taken by a legend's line sample.
+# Characters per inch in a legend and in a bar's name; width of a legend's line sample, in
+# characters.
 ACROSS, BESIDE, SAMPLE = 17, 6, 7
 
 
 def paper_figures(compared: Comparison, *, width: str = "3.3in") -> dict[str, Figure]:
     """Plot each panel for which every run has data.
 
-    Lines are means over runs that differ only in the seed, bands one standard deviation, as the
-    legend states.
+    Lines are means over runs that differ only in the seed. Bands show one standard deviation.
 
     Args:
         compared: The runs.
@@ -110,7 +110,7 @@ def legend_below(figure: Figure, tall: float, title: str = "", points: int = NUM
 
     Args:
         figure: A figure with labelled artists.
-        tall: Height of all axes with their names, in inches.
+        tall: Height of all axes with their labels, in inches.
         title: Title of the legend.
         points: Font size.
     """
@@ -149,7 +149,7 @@ def legend_below(figure: Figure, tall: float, title: str = "", points: int = NUM
 
 
 def time_bars(panel: Axes, spent: Mapping[str, Mapping[str, float]], across: int = 1) -> int:
-    """Draw seconds per round by purpose, a bar for each group.
+    """Draw the seconds per round of each phase, with a bar for each group.
 
     Args:
         panel: Axes to draw on.
@@ -157,7 +157,7 @@ def time_bars(panel: Axes, spent: Mapping[str, Mapping[str, float]], across: int
         across: Characters per line of a group's name, shown if there are several groups.
 
     Returns:
-        Number of lines that the names take.
+        Number of lines of the longest name.
     """
     names = [textwrap.fill(name, across) if len(spent) > 1 else "" for name in spent]
     left = [0.0] * len(names)

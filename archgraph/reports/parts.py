@@ -1,4 +1,4 @@
-"""Parts of pages: sections, charts, architectures. A page is one file that loads nothing."""
+"""Parts of pages: sections, charts, architectures. A page is one file that loads no other files."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from archgraph.reports.charts import Picture
 from archgraph.reports.sheets import Sheet, download
 from archgraph.tables import plural
 
-# Up to this number of rows, a table is expanded.
+# Maximum number of rows of a table that is expanded.
 FEW = 12
 
 
 def closed_page(title: str, body: Iterable[str], *, reload: int = 0) -> str:
-    """Return a complete page that runs no script of its own and loads nothing.
+    """Return a complete page, which runs no scripts of its own and loads no other files.
 
     Args:
         title: Title of the page.
@@ -41,7 +41,7 @@ def closed_page(title: str, body: Iterable[str], *, reload: int = 0) -> str:
 
 
 def definition_list(pairs: Iterable[tuple[str, str]]) -> str:
-    """Return a list of facts with their names, in as many columns as fit."""
+    """Return a list of names and facts, in as many columns as fit."""
     rows = (
         f"<div><dt>{html.escape(name)}</dt><dd>{html.escape(text)}</dd></div>"
         for name, text in pairs
@@ -65,7 +65,7 @@ def expandable(sheet: Sheet, noun: str) -> str:
 
 
 def embedded(picture: Picture) -> str:
-    """Embed a chart in the page's colours, with a link to save it."""
+    """Embed a chart in the page's colours, with a link that saves the chart."""
     svg = picture.svg()
     file = re.sub(r"[^a-z0-9]+", "_", picture.name.lower()).strip("_")
     link = download(file, svg, "svg", "SVG")
@@ -74,7 +74,7 @@ def embedded(picture: Picture) -> str:
 
 
 def viewer_frame(viewer: str) -> str:
-    """Embed the viewer in a sandbox: it runs its own script and cannot access this page."""
+    """Embed the viewer in a sandbox, where it runs its script but cannot access this page."""
     rights = 'sandbox="allow-scripts allow-downloads"'
     source = html.escape(viewer)
     return f'<iframe class="viewer" title="Architectures" {rights} srcdoc="{source}"></iframe>'

@@ -1,4 +1,4 @@
-"""Plots of runs: each tier's metrics against rounds or cost, and the time of each phase."""
+"""Plots of runs: metrics against rounds or cost, and the time of each phase."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ STYLES: tuple[str | tuple[float, tuple[float, ...]], ...] = (
     (0, (1, 1.5)),
     (0, (6, 2, 1, 2)),
 )
-# Purposes with a smaller share of the time are omitted.
+# Phases with a smaller fraction of the time are omitted.
 VISIBLE = 0.002
-# Ratio of the largest to the smallest value from which the scale is logarithmic.
+# If the largest value is this many times the smallest value, the scale is logarithmic.
 WIDE = 50
 PURPOSES = {
     "local": "local training",
@@ -51,7 +51,7 @@ PURPOSES = {
 }
 FILLS = ("#0072b2", "#d55e00", "#9cc4e2", "#9aa5b1", "#e6eaee")
 
-# Horizontal axes other than rounds, if all runs recorded them: columns to add up, and the unit.
+# Horizontal axes other than rounds: the columns to add up, and the unit.
 COSTS: Mapping[str, tuple[tuple[str, ...], float]] = {
     "megabytes, both ways": ((DOWN, UP), 1e6),
     "GMACs of training": (("macs",), 1e9),
@@ -64,7 +64,7 @@ def picture(figure: Figure, form: str = "svg", *, salt: str = "archgraph") -> by
     Args:
         figure: The figure.
         form: File format.
-        salt: Makes the identifiers in an SVG distinct from those of other SVGs on the page.
+        salt: Text that makes the identifiers in an SVG distinct from those of other SVGs on a page.
     """
     import matplotlib as mpl
 
@@ -128,12 +128,13 @@ def panels(
 
 
 def reduced(figures: DataFrame, what: str, reduce: Reduce) -> DataFrame:
-    """Reduce a metric over the submodels, to a column per seed and a row per round.
+    """Reduce a metric over the submodels. The result has a column per seed and a row per round.
 
     Args:
-        figures: Frame of runs that differ only in the seed.
+        figures: Data frame of runs that differ only in the seed.
         what: The metric.
-        reduce: Reduces the values of the submodels; should return NaN if one of them is NaN.
+        reduce: Function that reduces the values of the submodels. It should return NaN if one value
+            is NaN.
     """
     rows = rows_where(figures, part="test", metric=what, submodel=True)
     values = rows.groupby(["round", "seed"])["value"]
@@ -141,7 +142,7 @@ def reduced(figures: DataFrame, what: str, reduce: Reduce) -> DataFrame:
 
 
 def by_seed(values: Series) -> DataFrame:
-    """Unstack values by round and seed; rounds that some run did not test are dropped."""
+    """Unstack values by round and seed. Rounds that some run did not test are dropped."""
     return values.unstack("seed").dropna()
 
 
@@ -149,14 +150,14 @@ def by_cost(figures: DataFrame) -> dict[str, dict[str, Series]]:
     """Return the cumulative cost of each group by round, as the mean over its runs.
 
     Returns:
-        Costs by axis label (:data:`COSTS`) and group. Costs that some round did not record are
-        omitted.
+        Dict from axis label (:data:`COSTS`) to a dict from group to costs. Costs that some round
+        did not record are omitted.
     """
     keys = [*RUN, "round"]
     rounds = rows_where(figures, part="run").pivot(index=keys, columns="metric", values="value")
     spent = {}
     for axis, (metrics, unit) in COSTS.items():
-        # Figures that no round recorded are columns of NaN.
+        # Values that no round recorded are columns of NaN.
         each = (rounds.reindex(columns=metrics) / unit).sum(axis=1, skipna=False)
         # A partial curve would look like a cheaper run.
         if each.notna().all():
@@ -174,11 +175,11 @@ def band(
     *,
     bold: bool = False,
 ) -> None:
-    """Draw the mean of runs as a line with a band of one standard deviation.
+    """Draw the mean over runs as a line with a band of one standard deviation.
 
     Args:
         panel: Axes to draw on.
-        runs: Values of one metric by round and seed. Without rounds, nothing is drawn.
+        runs: Values of one metric by round and seed. If empty, nothing is drawn.
         name: Label in the legend.
         number: Number of the line, which sets its colour, style and marker.
         places: Position of each round on the axis. Default: its number.
@@ -197,7 +198,7 @@ def band(
         color=colour,
         linestyle="-" if bold else STYLES[number % len(STYLES)],
         linewidth=2.6 if bold else 1.8,
-        # Below the others: a tier that equals the global model stays visible on top of it.
+        # Drawn below the other lines, so that a tier with the same values stays visible.
         zorder=1.9 if bold else 2.0,
         # A colour that repeats gets another marker.
         marker=MARKERS[(number + repeat) % len(MARKERS)],
@@ -216,7 +217,7 @@ def band(
 def scale(
     panel: Axes, what: str, title: str, axis: str = "round", points: tuple[int, int] = (10, 9)
 ) -> None:
-    """Set title, axes and scale of a panel.
+    """Set the title, the labels and the scale of a panel.
 
     Args:
         panel: Axes with their lines.
@@ -244,7 +245,7 @@ def fit_scale(panel: Axes, what: str) -> None:
     panel.grid(axis="y", color=colours.BLOCK, linewidth=0.8)
     values = [float(v) for line in panel.get_lines() for v in np.asarray(line.get_ydata())]
     points = [v for v in values if math.isfinite(v)]
-    low, high = panel.dataLim.intervaly  # with bands
+    low, high = panel.dataLim.intervaly  # includes bands
     if what in SHARES:
         panel.yaxis.set_major_formatter(PercentFormatter(1.0, symbol=" %"))
         if points:
@@ -258,7 +259,7 @@ def fit_scale(panel: Axes, what: str) -> None:
 
 
 def time_spent(runs: Mapping[str, DataFrame]) -> dict[str, dict[str, float]]:
-    """Return mean seconds per round by purpose, for each run or group of runs."""
+    """Return the mean seconds per round of each phase, for each run or group of runs."""
     spent = {}
     for name, figures in runs.items():
         rounds = len(rows_where(figures, part="run", metric="clients"))  # every round has this row
@@ -267,7 +268,7 @@ def time_spent(runs: Mapping[str, DataFrame]) -> dict[str, dict[str, float]]:
 
 
 def purposes_of(spent: Mapping[str, Mapping[str, float]]) -> Iterator[tuple[str, str]]:
-    """Yield the purposes that are visible in the bars, with their colours."""
+    """Yield the phases that are large enough to be visible, with their colours."""
     total = sum(sum(of.values()) for of in spent.values())
     for purpose, fill in zip(PURPOSES, FILLS, strict=True):
         if sum(of.get(purpose, 0.0) for of in spent.values()) >= VISIBLE * total:

@@ -1,4 +1,4 @@
-"""Rebuild the family of a run from its folder, without running user code unless allowed."""
+"""Rebuild the family of a run from its folder. User code runs only with consent."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from archgraph.states import Transfer
 def run_family(log: Log) -> Family:
     """Return the global model of a run and its clients.
 
-    A graph does not record the positions of a client's model. They come from repeating the rewrites
-    that made it; if these cannot be repeated (a separate model, choices, a missing file) or result
-    in another graph, from alignment.
+    The graph of a client's model does not contain its positions in the global model. Repeating the
+    client's rewrites gives these positions. If the rewrites cannot be repeated (a separate model,
+    choices, a missing file) or result in another graph, the positions are found by alignment.
 
     Raises:
         RunError: If the folder has no global model, or a model is damaged.
-        ArchGraphError: If a client's model is not a part of the global one.
+        ArchGraphError: If a client's model is not a part of the global model.
     """
     joint = _graph(log, GLOBAL)
     file = log.folder / "run.yaml"
     try:
-        # Not parsed as an experiment: the folder may be from another version.
+        # Not parsed as an experiment, because the folder may be from another version.
         members = read_document(file).data["family"]["clients"]
         kinds = [(str(one["name"]), int(one.get("count", 1)), dict(one)) for one in members]
     except (KeyError, TypeError, ValueError) as error:

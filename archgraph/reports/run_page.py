@@ -32,7 +32,7 @@ def page(log: Log, viewer: str | None = None, *, reload: int = 0) -> str:
 
     Args:
         log: The run.
-        viewer: Page of the run's architectures to embed. Default: no architectures.
+        viewer: HTML page of the run's architectures, which is embedded. Default: no architectures.
         reload: Seconds after which the page reloads itself; 0 for never.
     """
     first, *others = map(embedded, charts(log))
@@ -67,7 +67,7 @@ def _clients(log: Log) -> Iterator[str]:
 
 
 def _settings(log: Log) -> Iterator[str]:
-    """Yield settings that are not defaults, and all of them in a collapsed element."""
+    """Yield the settings that differ from the defaults, and all settings in a collapsed element."""
     if log.experiment is not None:
         yield setting_sheet(log).html() or "<p>All are the defaults.</p>"
     opened = "" if log.experiment else " open"

@@ -20,22 +20,22 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 COUNTED = (
-    "Bytes of the tensors sent to clients and returned by them, including lost updates; a survey "
-    "before round 1 is not counted. MACs: three times those of the forward passes in training, for "
-    "forward and backward, including frozen layers; only updates that were accepted count."
+    "Bytes: the tensors sent to clients and returned by clients, including lost updates but not "
+    "a survey before round 1. MACs: three times the MACs of the forward passes in training "
+    "(forward and backward), including frozen layers; only accepted updates count."
 )
 
 
 def tiers(log: Log) -> Table:
-    """Tabulate models: size, last test, and the test after the best validation round."""
+    """Return a table of models: size, last test, and test after the best validation round."""
     return model_sheet(log).table(log.name)
 
 
 def model_sheet(log: Log) -> Sheet:
-    """Tabulate models: size, clients, and the last test on all data and on their clients' own.
+    """Return a table of the models: size, clients, and last test.
 
-    With validation examples, also the test after the best round on these. Test data never selects
-    a round.
+    Tests are on all data and on the clients' own data. With validation examples, the table also
+    shows the test after the round that is best on these examples. Test data never selects a round.
     """
     figure, best = judge([log]), log.best
     last = [*tests(log)][-1:]
@@ -88,13 +88,13 @@ def _note(log: Log) -> str:
 
 
 def _members(log: Log) -> Mapping[str, int]:
-    """Return the number of clients of each tier, and of all clients for the global model."""
+    """Return the number of clients of each tier; for the global model, of all clients."""
     counts = Counter(client.tier for client in log.participants)
     return {**counts, GLOBAL: counts.total()} if counts else {}
 
 
 def client_sheet(log: Log) -> Sheet:
-    """Tabulate clients: data, number of updates accepted and lost, bytes down and up."""
+    """Return a table of the clients: data, accepted and lost updates, bytes down and up."""
     of_clients = dict(iter(log.updates.groupby("client")))
     other = "" if any(client.malicious for client in log.clients) else None
     rows = []
@@ -138,7 +138,7 @@ def client_sheet(log: Log) -> Sheet:
 
 
 def traffic_sheet(log: Log) -> Sheet:
-    """Tabulate tasks, bytes down and up, and MACs of training by model, and their sums."""
+    """Return a table of tasks, bytes and MACs of training for each model, with sums."""
     by_tier = log.updates.dropna(subset=[DOWN]).groupby("name", sort=False)
     rows: list[tuple[Json, ...]] = []
     for name, asked in by_tier:
@@ -161,7 +161,7 @@ def traffic_sheet(log: Log) -> Sheet:
 
 
 def setting_sheet(log: Log) -> Sheet:
-    """Tabulate the settings that are not the defaults; empty if the experiment cannot be read."""
+    """Return a table of settings that differ from the defaults; empty for a damaged file."""
     settings = differing(log.experiment) if log.experiment else ()
     columns = (
         SheetColumn("setting", "setting"),
@@ -172,7 +172,7 @@ def setting_sheet(log: Log) -> Sheet:
 
 
 def lost_sheet(log: Log) -> Sheet:
-    """Tabulate each rejected update and each failed client."""
+    """Return a table of rejected updates and failed clients."""
     names = {client.client: client.label for client in log.clients}
     lost = log.updates[log.updates["what"] != "clients"]
     rows = []

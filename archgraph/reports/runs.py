@@ -1,7 +1,7 @@
-"""Read run folders: the settings and figures from which tables and plots are made.
+"""Read run folders: the settings and metrics from which tables and plots are made.
 
-The figures of a run are one data frame (:func:`archgraph.record.points.frame`); those of several
-runs are the concatenation of their frames. Tables and plots select rows from it.
+The metrics of a run are one data frame (:func:`archgraph.record.points.frame`). Frames of several
+runs are concatenated. Tables and plots select rows of a frame.
 """
 
 from __future__ import annotations
@@ -36,10 +36,11 @@ if TYPE_CHECKING:
     from archgraph.language import ExperimentSpec
 
 RoundLine = Mapping[str, Json]
-# Metrics of which less is better unless a test states it; prefix of metrics with seconds.
+# Metrics for which lower is better, unless a test states the direction; prefix of metrics in
+# seconds.
 LESS, SECONDS = ("perplexity", "loss"), "seconds_"
 RUN = ["experiment", "seed"]
-"""The columns that identify a run in a frame of several runs."""
+"""Columns that identify a run in a frame of several runs."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -76,11 +77,11 @@ class Log:
 
     @functools.cached_property
     def updates(self) -> DataFrame:
-        """A row per sampled client and round, with its outcome and bytes."""
+        """Data frame with a row per sampled client and round, with outcome and bytes."""
         import pandas
 
         def unsent(row: RoundLine) -> dict[str, int]:
-            # A lost update counts no bytes up. Older runs recorded no bytes at all.
+            # A lost update has no bytes up. Older runs did not record bytes.
             return {UP: 0} if DOWN in row else {}
 
         rows = [
@@ -101,7 +102,7 @@ class Log:
 
     @property
     def submodels(self) -> tuple[str, ...]:
-        """The models that clients use, or the global one if there are no others."""
+        """The models that clients use, or the global model if there are no others."""
         return tuple(name for name in self.models if name != GLOBAL) or self.models
 
     @property
@@ -122,17 +123,20 @@ class Log:
 
     @functools.cached_property
     def clients(self) -> tuple[ClientFacts, ...]:
-        """The participants; empty for older folders, which do not record them."""
+        """All clients, and the extra models that some clients train; empty for older folders."""
         return read_clients(self.folder)
 
     @property
     def participants(self) -> tuple[ClientFacts, ...]:
-        """The clients, without the further models that some of them train."""
+        """The clients, without the extra models that some clients train."""
         return tuple(client for client in self.clients if client.of is None)
 
     @functools.cached_property
     def graphs(self) -> Mapping[str, ArchGraph | str]:
-        """The models, the global one first; for a damaged file, its error message."""
+        """Dict from model to its graph, or to the error message of a damaged file.
+
+        The global model is first.
+        """
         from archgraph.engine.loading import load
 
         paths = sorted(self.folder.glob("models/*.yaml"), key=lambda p: (p.stem != GLOBAL, p.stem))
@@ -140,7 +144,7 @@ class Log:
         for path in paths:
             try:
                 graphs[path.stem] = load(path)
-            except ArchGraphError as error:  # a page can show the others
+            except ArchGraphError as error:  # a page can show the other models
                 graphs[path.stem] = str(error)
         return graphs
 
@@ -180,7 +184,7 @@ class Log:
 
 
 def read_run(folder: str | os.PathLike[str]) -> Log:
-    """Read a run folder, finished or not; an incomplete last line is ignored.
+    """Read a run folder, finished or not. An incomplete last line is ignored.
 
     Raises:
         RunError: If the folder is not a run folder, or a line is damaged.
@@ -202,12 +206,12 @@ def read_run(folder: str | os.PathLike[str]) -> Log:
 
 
 def tests(log: Log) -> Iterator[Mapping[str, Json]]:
-    """Yield the evaluations of a run, whose texts are not in its frame."""
+    """Yield the evaluations of a run."""
     return filter(None, (line.get("evaluation") for line in log.rounds))
 
 
 def judge(logs: Iterable[Log]) -> str:
-    """Return the metric by which models are judged."""
+    """Return the metric that compares models."""
     return judge_of(next((test for log in logs for test in tests(log)), {}))
 
 
@@ -264,7 +268,7 @@ def rows_where(figures: DataFrame, **columns: object) -> DataFrame:
 
 
 def series(figures: DataFrame, **columns: object) -> Series:
-    """Return a figure by round, without rounds that did not measure it.
+    """Return the values of a metric by round, without rounds that did not measure the metric.
 
     >>> line = {"round": 3, "evaluation": {"global": {"accuracy": 0.5}}}
     >>> log = Log(Path("run"), "", (line, {"round": 4}))
@@ -275,21 +279,22 @@ def series(figures: DataFrame, **columns: object) -> Series:
 
 
 def within_budget(log: Log, macs: float) -> Log:
-    """Truncate a run to a budget of MACs; no rounds remain if the run does not reach it.
+    """Truncate a run to a budget of MACs.
 
-    The test that counts is the last one within the budget.
+    The last test within the budget then counts. No rounds remain if the run does not reach the
+    budget.
     """
     spent = list(
         itertools.accumulate(line.get("macs", {}).get("round", 0.0) for line in log.rounds)
     )
     within = sum(total <= macs for total in spent)
-    # A run may end slightly below the budget, depending on which clients were sampled.
+    # A run may end slightly below the budget, since clients are sampled.
     rounds = log.rounds[:within] if spent and spent[-1] >= 0.98 * macs else ()
     return replace(log, rounds=rounds)
 
 
 def seconds(figures: DataFrame) -> dict[str, float]:
-    """Return the seconds of all rounds by purpose; `other` is the rest of the total.
+    """Return the seconds of all rounds by phase; `other` is the rest of the total.
 
     >>> line = {"round": 1, "seconds": {"local": 3.0, "server": 1.0, "total": 5.0}}
     >>> seconds(Log(Path("run"), "", (line,)).figures)

@@ -1,4 +1,4 @@
-"""The page of several runs; those that differ only in the seed are one curve with a band."""
+"""The page of several runs. Runs that differ only in the seed are one curve with a band."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def runs_page(compared: Comparison, viewer: Callable[[Log], str | None]) -> str:
 
     Args:
         compared: The runs.
-        viewer: Returns the page of a run's architectures, which is embedded in this one.
+        viewer: Function that returns an HTML page of a run's architectures, which is embedded.
     """
     groups = compared.groups
     title = " and ".join(dict.fromkeys(log.name for group in groups for log in group.runs))
@@ -78,7 +78,7 @@ def _differences(table: Table) -> str:
 
 
 def _headline(compared: Comparison, curves: str) -> Iterator[str]:
-    """Yield the best group and its margin, or the first run of a single group, then a chart."""
+    """Yield a summary of the best group, or of the first run of a single group, and a chart."""
     ranking = Ranking.by(compared)
     if ranking is not None:
         yield headline(" ".join(ranking.sentences()))
@@ -90,7 +90,7 @@ def _headline(compared: Comparison, curves: str) -> Iterator[str]:
 
 
 def _upright(table: Table) -> Table:
-    """Transpose a table with few groups to a column per group, which fits a phone."""
+    """Transpose a table with few groups, so that it fits a phone."""
     if len(table.rows) > FEW:
         return table
     first, *rows = zip(table.columns, *table.rows, strict=True)
@@ -123,7 +123,7 @@ def _run(group: RunGroup, seed: int, log: Log) -> str:
         "update": lost_sheet(log),
         "setting": setting_sheet(log),
     }
-    # Files need distinct names, since they are saved to one folder.
+    # Browsers save all files to one folder, so names must be distinct.
     inside = definition_list(header(log))
     for noun, sheet in sheets.items():
         inside += expandable(replace(sheet, name=f"{sheet.name}_{log.folder.name}"), noun)
@@ -131,7 +131,7 @@ def _run(group: RunGroup, seed: int, log: Log) -> str:
 
 
 def rounds_sheet(compared: Comparison) -> Sheet:
-    """Tabulate the judging metric by run, model and round."""
+    """Return a table of the metric that compares models, by run, model and round."""
     what = judge(_logs(compared))
     rows = rows_where(compared.frame, part="test", metric=what, model=True).dropna(subset=["value"])
     keys = ("experiment", "seed", "round", "model", what)
@@ -143,7 +143,7 @@ def rounds_sheet(compared: Comparison) -> Sheet:
 
 
 def runs_charts(compared: Comparison) -> Iterator[Picture]:
-    """Yield charts of means over the seeds with deviations as bands, then of time by group."""
+    """Yield charts of means over seeds, with deviations as bands, and a chart of the time."""
     logs, figures = _logs(compared), compared.frame
     what = judge(logs)
     worst: Reduce = np.min if better(logs, what) else np.max
@@ -159,7 +159,7 @@ def runs_charts(compared: Comparison) -> Iterator[Picture]:
 
 
 def _curves(compared: Comparison, what: str, worst: Reduce) -> Iterator[tuple[str, Curves]]:
-    """Yield titles and curves: the models of one group, or worst, average and tiers of several."""
+    """Yield titles and curves: the models of a single group; else worst, average and tiers."""
     tested = rows_where(compared.frame, part="test", metric=what, model=True)
     of = {group.label: rows_where(tested, experiment=group.label) for group in compared.groups}
     tiers = list(dict.fromkeys(name for log in _logs(compared) for name in log.models))
@@ -173,7 +173,7 @@ def _curves(compared: Comparison, what: str, worst: Reduce) -> Iterator[tuple[st
         yield f"{title} submodel: {what}", curves
     for tier in tiers[:TIERS]:
         curves = {label: _of(rows, tier) for label, rows in of.items()}
-        # Not a mean over only some of the runs: other seeds have other data.
+        # Only if all runs have the tier, because other seeds have other data.
         everywhere = {group.label: len(group.runs) for group in compared.groups}
         title = f"{tier} model: {what}" if tier == GLOBAL else f"{tier}: {what}"
         yield title, {n: runs for n, runs in curves.items() if runs.shape[1] == everywhere[n]}

@@ -39,7 +39,7 @@ class Setting(NamedTuple):
 
 
 def differing(spec: ExperimentSpec) -> tuple[Setting, ...]:
-    """Return the settings of an experiment that differ from the defaults, strategy first.
+    """Return the settings of an experiment that differ from the defaults.
 
     Example:
         >>> facts = {"name": "a", "family": "f", "rounds": 1, "local": {"lr": 0.5}}
@@ -77,7 +77,7 @@ def _of_model(model: pydantic.BaseModel, path: str) -> Iterator[Setting]:
         default = None if required else field.get_default(call_default_factory=True)
         if value in (default, MEANT.get(key)) and not required:
             continue
-        # If all values inside are defaults, the presence of the mapping itself is the setting.
+        # If all values in a mapping are defaults, the mapping itself is the setting.
         inside = list(_of_model(value, f"{key}.")) if isinstance(value, pydantic.BaseModel) else []
         yield from inside or [Setting(key, _plain(value), _plain(default))]
 

@@ -1,4 +1,4 @@
-"""Tables of values: formatted for reading, and unrounded as CSV."""
+"""Tables whose values are formatted in HTML and text, and unrounded in CSV."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class SheetColumn:
     Attributes:
         key: Title in CSV files.
         title: Title in the table.
-        show: Formats a value.
+        show: Function that formats a value.
         right: Whether to align right, for numbers.
         hidden: Whether the column appears only in CSV.
     """
@@ -58,7 +58,7 @@ class Sheet:
         name: Name of the table and of its file.
         columns: The columns.
         rows: Rows of values. None stands for an empty cell.
-        strong: Numbers of the rows with sums, in bold.
+        strong: Indices of the rows in bold, which contain sums.
         note: Explanation shown below the table.
 
     Example:
@@ -74,7 +74,7 @@ class Sheet:
     note: str = ""
 
     def table(self, title: str = "") -> Table:
-        """Return the table with formatted values, without empty columns."""
+        """Return a text table with formatted values, without empty columns."""
         used = [
             (i, column)
             for i, column in enumerate(self.columns)
@@ -93,7 +93,7 @@ class Sheet:
         return as_csv([column.key for column in self.columns], self.rows)
 
     def html(self) -> str:
-        """Return the table, its note and a link to its values; empty without rows."""
+        """Return the table as HTML, with its note and a link to its values; empty without rows."""
         if not self.rows:
             return ""
         note = f"<p>{html.escape(self.note)}</p>" if self.note else ""

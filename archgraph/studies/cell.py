@@ -1,4 +1,4 @@
-"""One run of a study: its folder, and whether it is done."""
+"""The run of a cell: the name of its folder, and whether the run has finished."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ from archgraph.studies.origin import SIGNS, versions
 
 
 def address(spec: ExperimentSpec, trivial: str = "") -> str:
-    """Return the folder name of an experiment: equal experiments share it, in any study.
+    """Return the name of an experiment's run folder, which equal experiments of all studies share.
 
-    It does not depend on names (of the experiment, its files, its trackers) nor on which options
-    were written out, but on the tests of the experiment, on the user's code, and on the versions
-    that decide figures (:func:`archgraph.studies.origin.versions`).
+    It depends on everything that affects the results: the settings, including the defaults, the
+    tests, the user's code, and the versions in :func:`archgraph.studies.origin.versions`. It does
+    not depend on the names of the experiment and its files, or on its trackers.
 
     Args:
         spec: The experiment.
-        trivial: A model of :mod:`archgraph.studies.trivial` that is fitted to its examples instead.
+        trivial: Name of a trivial model (:mod:`archgraph.studies.trivial`) that is fitted to the
+            experiment's examples in place of a run; empty for a run.
 
     Raises:
-        SpecError: If the strategy is not known or refuses its options.
+        SpecError: If the strategy is unknown, or its options are invalid.
     """
     with spec.locating("strategy"):
         strategy = configure(spec.strategy_name, spec.strategy_options)
@@ -47,13 +48,13 @@ def address(spec: ExperimentSpec, trivial: str = "") -> str:
         settings = {**settings, "code": code}
     if trivial:
         settings = {**settings, "trivial": trivial}
-    # Strategy and seed are for readers of the folder; the digest is decisive.
+    # Strategy and seed make the name readable; the digest identifies the run.
     name = trivial or spec.strategy_name.rpartition(":")[2]
     return f"{name}-{digest(settings)[:SIGNS]}-seed{spec.seed}{versions()}"
 
 
 def _of_files(spec: ExperimentSpec, values: Mapping[str, Json]) -> dict[str, Json]:
-    """Return the files of an experiment by their content: a path depends on the machine."""
+    """Return the content of the experiment's files, because their paths depend on the machine."""
     contents: dict[str, Json] = {}
     if spec.weights is not None:
         more = spec.weights.model_dump(mode="json", exclude={"file", "published", "sha256"})
@@ -70,7 +71,7 @@ def _of_files(spec: ExperimentSpec, values: Mapping[str, Json]) -> dict[str, Jso
 
 
 def _content(path: Path) -> str:
-    """Return the digest of a file, or of all files of a folder; the name if it is missing."""
+    """Return the digest of a file, or of all files of a folder; if it is missing, its name."""
     if path.is_dir():
         files = sorted(inside for inside in path.rglob("*") if inside.is_file())
         return digest({one.relative_to(path).as_posix(): _content(one) for one in files})
@@ -82,12 +83,12 @@ def _content(path: Path) -> str:
 
 @functools.lru_cache(maxsize=1 << 16)
 def _sum(path: Path, size: int, changed: int) -> str:
-    """Return the digest of a file as it is now: cells and seeds share their data."""
+    """Return the digest of a file; cached, since cells and seeds share their data."""
     return sha256(path)
 
 
 def finished(folder: Path, spec: ExperimentSpec) -> bool:
-    """Return whether the run of an experiment in a folder is done."""
+    """Return whether the run of an experiment in a folder has finished."""
     if not (folder / "run.yaml").is_file():
         return False
     lines = read_metrics(folder)

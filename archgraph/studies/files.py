@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def _check_study(path: Path, cache: dict[str, Json]) -> str:
-    """Check and describe a study: its cells as experiments."""
+    """Check the experiments of all cells of a study, and describe the study."""
     from archgraph.studies.spec import load_study
 
     study = load_study(path)
@@ -32,10 +32,11 @@ def _check_study(path: Path, cache: dict[str, Json]) -> str:
 def _checked_size(
     study: StudySpec, size: StudySizeName, path: Path, cache: dict[str, Json]
 ) -> tuple[str, bool]:
-    """Check a size's cells; describe them, and return whether code was not imported.
+    """Check the cells of a size. Return a description, and whether code was not imported.
 
-    1. Cells that show the same run share its experiment, which is checked once for all studies.
-    2. Among experiments with the same start, the first is begun, the others are only prepared.
+    1. Cells with the same run share an experiment, which is checked once for all studies.
+    2. If several experiments have the same start, the first is started, and the others are only
+       prepared.
     """
     from archgraph.engine.files import checked_experiment
     from archgraph.language.data import NamedData
@@ -69,11 +70,11 @@ def _checked_size(
 
 
 def _start(spec: ExperimentSpec) -> ExperimentSpec:
-    """Reduce an experiment to the parts on which a strategy's first state and tests depend.
+    """Reduce an experiment to the settings on which a strategy's initial state and tests depend.
 
-    Strategies do not know attacks, or training options before they send work; our strategies do not
-    use clients' examples, the number of clients in a round or of rounds in their first state. A
-    bound on privacy does.
+    Attacks and training options do not affect the initial state. With archgraph's strategies, the
+    clients' examples, the number of rounds and the clients per round do not affect it either,
+    except with `privacy`.
     """
     from archgraph.federation import LocalOptions
 
@@ -91,7 +92,7 @@ def _start(spec: ExperimentSpec) -> ExperimentSpec:
     )
 
 
-# The specs are imported when a file of their kind is read: most commands read none.
+# The specs are imported when a study file is read, because most commands do not read one.
 def _study_schema() -> dict[str, Json]:
     return _mappings()["study"].model_json_schema()
 

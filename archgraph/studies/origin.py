@@ -1,4 +1,4 @@
-"""The origin of a record: the program that computed its figures, and the machine."""
+"""The origin of a record: the program and the machine that computed its results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from archgraph.hints import version
 from archgraph.plain import Json, digest
 from archgraph.record.proof import notes
 
-# Characters of a digest in the name of a folder and in tables.
+# Number of characters of a digest in folder names and in tables.
 SIGNS = 16
 UNCOMMITTED = "uncommitted changes"
 _FOLDER = Path(__file__).parents[1]
@@ -25,16 +25,16 @@ _MARK = "-bits"
 
 
 def versions() -> str:
-    """Return the end of an address: the versions that decide figures, apart from settings.
+    """Return the end of an address: the versions of programs that affect results.
 
-    Builds of one torch for several devices have one version: records name the build.
+    Builds of torch for different devices have the same version here; records name the build.
     """
     torch_release, numpy_release = (m.__version__.partition("+")[0] for m in (torch, np))
     return f"{_MARK}{BITS}-torch{torch_release}-numpy{numpy_release}"
 
 
 def settings_part(address: str) -> str:
-    """Return an address without its versions.
+    """Return an address without the versions.
 
     >>> settings_part("fedavg-1f2e-seed0-bits1-torch2.13.0-numpy2.4.6")
     'fedavg-1f2e-seed0'
@@ -46,8 +46,8 @@ def settings_part(address: str) -> str:
 def program() -> dict[str, Json]:
     """Return version, digest and commit of the code that this process runs.
 
-    ``code`` is the digest of the syntax trees of all modules, without docstrings. It does not
-    decide anything.
+    ``code`` is the digest of the syntax trees of all modules, without docstrings. It is recorded
+    for information, and does not identify a run.
     """
     # By name: the folder of strategies is a link in the repository.
     files = {*_FOLDER.rglob("*.py"), *(_FOLDER / "strategies").glob("*.py")}
@@ -71,8 +71,8 @@ def _without_docstrings(file: Path) -> str:
 
 
 def _commit() -> str:
-    """Return the commit of this code; empty if it is not in a repository, as an installed wheel."""
-    # With a file of ours: a wheel may be installed within another repository.
+    """Return the commit of this code; empty for code outside a repository (an installed wheel)."""
+    # With the name of a file, because a wheel may be installed inside another repository.
     commit = _git("rev-parse", "HEAD", "HEAD:./__init__.py")
     changed = commit and _git("status", "--porcelain", "--", ".", "../strategies")
     return UNCOMMITTED if changed else (commit or "")[:12]
@@ -80,7 +80,7 @@ def _commit() -> str:
 
 @functools.cache
 def in_history(commit: str) -> bool:
-    """Return whether a commit is the current one of this repository, or one before it."""
+    """Return whether a commit is the current commit of this repository or an ancestor of it."""
     return _git("merge-base", "--is-ancestor", commit, "HEAD") is not None
 
 
@@ -96,12 +96,12 @@ def _git(*words: str) -> str | None:
 def origin(
     environments: Sequence[Mapping[str, Json]], program: Mapping[str, Json]
 ) -> dict[str, Json]:
-    """Return the origin of a run: machine, program, date.
+    """Return the origin of a run: machine, program and date.
 
     Args:
-        environments: Where it was computed, one after the other; see
+        environments: The environments of the run in order; see
             :func:`archgraph.record.proof.environment`.
-        program: Result of :func:`program` in its process; empty if it is not known.
+        program: Result of :func:`program` in the process of the run; empty if unknown.
     """
     facts = {k: v for k, v in environments[-1].items() if k not in ("since", "rounds", "code")}
     resumed = {"resumed": moved} if (moved := [*notes(environments)]) else {}

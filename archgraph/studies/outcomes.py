@@ -1,7 +1,6 @@
-"""Statistics of a difference between two methods: its interval, p and the detectable difference.
+"""Statistics of the difference between two methods: interval, p value, detectable difference.
 
-The compared pairs are fixed before the runs, in the study's file. Intervals and p values are
-two-sided.
+The study's file fixes the compared pairs before the runs. Intervals and p values are two-sided.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from archgraph.hints import optional_module
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
-# Two-sided level of every test, and of the correction over the comparisons of a study.
+# Two-sided significance level of every test, and of the correction over all comparisons.
 LEVEL = 0.05
-# Probability with which a study finds a detectable difference.
+# Probability (power) with which a study finds a detectable difference.
 POWER = 0.8
 
 _Key = TypeVar("_Key", bound=Hashable)
@@ -29,17 +28,17 @@ _Key = TypeVar("_Key", bound=Hashable)
 
 @dataclass(frozen=True)
 class Paired:
-    """Differences between two methods under the same seeds.
+    """Differences between two methods under the same seeds, for a paired t test.
 
-    The differences are taken as independent draws from one normal distribution. With mean d,
-    standard deviation s and n seeds, t = d √n / s follows Student's distribution with n - 1 degrees
-    of freedom if the methods are equal. (A sign test of three seeds cannot reach 5 %.) Source:
-    Student, *The probable error of a mean*, Biometrika 6, 1908.
+    The test assumes that the differences are independent draws from one normal distribution. With
+    mean d, standard deviation s and n seeds, t = d √n / s follows Student's distribution with n - 1
+    degrees of freedom if the methods are equal. Source: Student, *The probable error of a mean*,
+    Biometrika 6, 1908.
 
     Attributes:
-        differences: Differences by seed.
-        resampled: Standard deviation of the mean when seeds and test examples are drawn again
-            together (:func:`resampled`), for small test sets. Default: seeds only.
+        differences: The difference of each seed.
+        resampled: Standard deviation of the mean under resampling of seeds and test examples
+            (:func:`resampled`), for small test sets. Default: only seeds vary.
     """
 
     differences: tuple[float, ...]
@@ -52,9 +51,9 @@ class Paired:
 
     @property
     def error(self) -> float | None:
-        """Standard error of the mean: over seeds, or over seeds and examples if that is larger.
+        """Standard error of the mean; None for a single seed.
 
-        None for a single seed.
+        With ``resampled``, the larger of the error over seeds and ``resampled``.
         """
         if len(self.differences) < 2:
             return None
@@ -79,7 +78,7 @@ class Paired:
 
     @property
     def p(self) -> float | None:
-        """Probability of a |t| as large, or larger, if the methods are equal (two-sided).
+        """Two-sided p value: the probability of such a |t| or a larger one for equal methods.
 
         Example:
             >>> round(Paired((1.0, 2.0, 3.0)).p, 4)
@@ -87,17 +86,18 @@ class Paired:
         """
         if self.error is None:
             return None
-        if self.error == 0:  # equal in every seed: the limit of vanishing deviations
+        if self.error == 0:  # the limit for vanishing deviations
             return float(self.mean == 0)
         return 2 * float(_scipy("special").stdtr(self._freedom, -abs(self.mean) / self.error))
 
     def detectable(self, level: float = LEVEL) -> float | None:
-        """Return the smallest true difference that these seeds find with probability 80 %.
+        """Return the smallest true difference that the test finds with probability 80 %.
 
-        It follows from the measured spread; None for a single seed.
+        It depends on the number of seeds and the standard error. The result is None for a single
+        seed.
 
         Args:
-            level: Two-sided level of the test, smaller where it is corrected for other tests.
+            level: Two-sided significance level of the test.
 
         Example:
             >>> one = Paired((1.0, 2.0, 3.0))
@@ -110,7 +110,7 @@ class Paired:
         bound = float(_scipy("special").stdtrit(self._freedom, 1 - level / 2))
 
         def missing(shift: float) -> float:
-            """Return how much of the power a true mean of `shift` standard errors lacks."""
+            """Return the power that the test lacks if the true mean is `shift` standard errors."""
             return POWER - float(sf(bound, self._freedom, shift))
 
         return self.error * float(_scipy("optimize").brentq(missing, 0.0, 4 * bound + 10))
@@ -121,10 +121,11 @@ class Paired:
 
 
 def holm(values: Mapping[_Key, float]) -> dict[_Key, float]:
-    """Correct p values so that the level bounds the probability of any false verdict among them.
+    """Correct p values for multiple comparisons by Holm's method.
 
-    The smallest of m values is multiplied by m, the next by m - 1, and so on; none becomes smaller
-    than the one before it. Source: Holm, *A simple sequentially rejective multiple test procedure*,
+    The smallest of m values is multiplied by m, the next by m - 1, and so on. No corrected value is
+    smaller than the one before it. The significance level then bounds the probability of at least
+    one false rejection. Source: Holm, *A simple sequentially rejective multiple test procedure*,
     Scandinavian Journal of Statistics 6, 1979.
 
     Example:
@@ -141,17 +142,17 @@ def holm(values: Mapping[_Key, float]) -> dict[_Key, float]:
 
 
 def resampled(better: ArrayLike, other: ArrayLike, *, draws: int = 2000) -> float:
-    """Return the standard deviation of a mean difference in per cent over seeds and examples.
+    """Return the standard deviation of a mean accuracy difference, in percentage points.
 
-    1. Draw as many seeds as there are, with replacement.
-    2. Draw as many test examples as there are, the same for both methods and all seeds.
-    3. Average the differences of correct answers; repeat, and take the deviation.
+    1. Resample the seeds with replacement.
+    2. Resample the test examples with replacement, equally for both methods and all seeds.
+    3. Average the differences of correct predictions. Repeat, and compute the deviation.
 
     Args:
-        better: Whether each test example was classified correctly, or the share of averaged models
-            that did, ``[seed, example]``.
+        better: Whether each test example was classified correctly, or the fraction of several
+            models that classified it correctly, ``[seed, example]``.
         other: The same for the other method, with the same seeds and examples.
-        draws: Repetitions; they are drawn from a fixed seed.
+        draws: Number of repetitions. The random seed is fixed.
     """
     import numpy as np
 
@@ -160,7 +161,7 @@ def resampled(better: ArrayLike, other: ArrayLike, *, draws: int = 2000) -> floa
     random = np.random.default_rng(0)
     means = np.empty(draws)
     for draw in range(draws):
-        # Weights instead of copies: the number of draws of each seed and each example.
+        # Instead of copies, weights: how often each seed and each example was drawn.
         rows = np.bincount(random.integers(seeds, size=seeds), minlength=seeds)  # 1
         columns = np.bincount(random.integers(examples, size=examples), minlength=examples)  # 2
         means[draw] = rows @ gaps @ columns / (seeds * examples)  # 3
@@ -168,5 +169,5 @@ def resampled(better: ArrayLike, other: ArrayLike, *, draws: int = 2000) -> floa
 
 
 def _scipy(part: str) -> ModuleType:
-    """Import a part of scipy: 0.1 s, which most commands do not need."""
+    """Import a part of scipy. Done on use, because the import takes 0.1 s."""
     return optional_module(f"scipy.{part}", kind=RunError, where="intervals of a study")

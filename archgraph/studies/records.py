@@ -1,8 +1,8 @@
 """The permanent record of a finished run of a study: one line of text.
 
-Tables, differences and plots are computed only from these lines, so they outlive the run folders,
-and a measure that is added later needs no new runs. A file holds the runs of one study; other
-studies that share a run read it there.
+Tables, differences and plots are computed only from these lines. They remain available if run
+folders are deleted, and a metric that is added later needs no new runs. A file holds the runs of
+one study. Other studies that share a run read its record there.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from archgraph.studies.origin import origin
 
 SUFFIX = ".jsonl"
 NEAR = 1e-3
-"""Relative difference up to which a first round repeats on another machine."""
+"""Largest relative difference between first rounds on different machines that counts as equal."""
 
 
 class StudyRecord(pydantic.BaseModel):
@@ -69,14 +69,14 @@ class StudyRecord(pydantic.BaseModel):
 
     @property
     def versions(self) -> str:
-        """The versions of programs that are part of the hash."""
+        """The versions of programs that affect the results."""
         keys = ("bits", "torch", "numpy")
         return ", ".join(f"{key} {self.origin.get(key, 'unknown')}" for key in keys)
 
     @functools.cached_property
     def log(self) -> Log:
-        """The run for tables and plots; its folder need not exist any more."""
-        # Two lines of the run's file: its names, nothing else is read from it.
+        """The run as a ``Log``, for tables and plots. The run folder may have been deleted."""
+        # A run.yaml with the names only, since nothing else of it is read.
         name = ", ".join(filter(None, (self.study, self.row, self.column)))
         return Log(
             Path(self.run),
@@ -124,13 +124,13 @@ def record_of(
 
 
 def first_round(line: Mapping[str, Json], change: Mapping[str, Json] | None) -> dict[str, Json]:
-    """Return losses of clients and tested models, and norms of changes, of round 1.
+    """Return the losses of clients and tested models, and the norms of the changes, in round 1.
 
-    They show whether a repetition of the run gives the same results.
+    A repetition of the run can be compared with these values.
 
     Args:
         line: The round's line in ``metrics.jsonl``.
-        change: Changes of the global model in this round. Default: unknown, as without such a
+        change: Changes of the global model in this round; None if unknown or without a global
             model.
     """
     models = (line.get("evaluation") or {}).get("models", {}).values()
@@ -141,10 +141,10 @@ def first_round(line: Mapping[str, Json], change: Mapping[str, Json] | None) -> 
 
 
 def unlike(record: StudyRecord, first: Mapping[str, Json], origin: Mapping[str, Json]) -> str:
-    """Describe how a repeated first round differs from a recorded one; empty if it does not.
+    """Describe how a repeated first round differs from the record; empty if they agree.
 
-    Figures are equal on the same machine, within :data:`NEAR` on others, or if the run was resumed
-    on another.
+    Values must be equal on the same machine. On other machines, and for runs that were resumed on
+    another machine, they must agree within :data:`NEAR`.
 
     Args:
         record: The record.
@@ -176,16 +176,16 @@ def trivial_record(
     """Return the record of a trivial model: one test, in the last round.
 
     Args:
-        experiment: The experiment to whose examples it is fitted.
-        trivial: Its name.
-        run: Its address.
+        experiment: The experiment whose examples the model is fitted to.
+        trivial: Name of the model.
+        run: Address of the model's run.
         study: Name of the study.
         row: Row of the cell.
         column: Column of the cell.
-        code: The program that fits it.
+        code: The program that fits the model.
 
     Raises:
-        RunError: If it does not predict the experiment's targets.
+        RunError: If the model cannot predict the experiment's targets.
     """
     from archgraph.studies.trivial import trivial_test
 
@@ -211,7 +211,7 @@ def read_records(folder: str | os.PathLike[str]) -> dict[str, StudyRecord]:
     """Return a dict from hash of a run to its record, from all files of a folder.
 
     Raises:
-        RunError: If a line is damaged, or two lines of one run differ in their figures.
+        RunError: If a line is damaged, or two records of one run have different results.
     """
     records: dict[str, StudyRecord] = {}
     for path in sorted(Path(folder).glob(f"*{SUFFIX}")):
@@ -224,16 +224,17 @@ def read_records(folder: str | os.PathLike[str]) -> dict[str, StudyRecord]:
             before = records.setdefault(record.run, record)
             if _figures(before) != _figures(record):
                 raise RunError(
-                    "the same run with other figures",
+                    "two records of the same run have different results",
                     where=where,
                     found=record.run,
-                    hint="keep one of the two lines; runs repeat their figures on one processor",
+                    hint="delete one of the two lines; results are reproducible on the same "
+                    "processor model only",
                 )
     return records
 
 
 def _figures(record: StudyRecord) -> Json:
-    """Return the values that two records of one run share: all except seconds."""
+    """Return the values that must be equal in all records of a run: all except seconds."""
     return [{**line, "seconds": None} for line in record.rounds]
 
 

@@ -24,16 +24,16 @@ from archgraph.language.yaml import read_document
 from archgraph.plain import Json
 
 StudySizeName = Literal["paper", "small"]
-# Rows without a network, as baselines of the methods.
+# Models without a network, which are baselines for the methods.
 TRIVIAL = "majority_class softmax_regression nearest_neighbours".split()
 
-# Keys of an experiment, and `values`. Keys with a mapping of settings are changed
-# setting by setting; a family, a strategy and everything else is replaced.
+# Keys of an experiment, and `values`. The keys in `_MERGED` are changed setting by setting; all
+# other keys are replaced as a whole.
 _Changes = dict[str, Json]
 _MERGED = frozenset("aggregate attack data engine evaluate local validation values weights".split())
-# {name} in a text: a value of the row, the column or the size.
+# {name} in a text stands for a value of the row or the column.
 _VALUE = re.compile(r"\{(\w+)\}")
-# Names of measures; a run's metrics and models are known when it is done.
+# Names of measures. The names of a run's metrics and models are known only after the run.
 _MEASURES = re.compile(
     r"(?:validation_)?(?:worst|average|global|local|worst_tenth)_\w+|(?:trained|best_local)_\w+"
     r"|(?:tier|(?:validation_)?(?:models|clients))\..+\.\w+"
@@ -47,27 +47,27 @@ class StudyFigure(Base):
     """A value that the table shows for each cell: a metric of the cell's runs."""
 
     measure: _Text = Field(
-        description="name of a metric, as in the columns of `archgraph compare`: "
-        "worst_accuracy, average_accuracy, global_accuracy, validation_global_accuracy, "
-        "local_accuracy (each client is tested on its own classes), local_matched (each "
-        "client is tested with its own class shares), worst_tenth_matched (mean over the "
-        "worst tenth of the clients), global_perplexity, seconds, tier.NAME.matched, "
-        "clients.PATTERN.accuracy (mean over the tested models that match, weighted by their "
-        "numbers of clients), models.PATTERN.accuracy (unweighted mean over these models), …. "
-        "reach.TARGET.MEASURE: the work T·E (rounds times local epochs) until MEASURE "
-        "first reaches TARGET; a run that never reaches it counts all of its T·E and is "
-        "marked. {name} stands for the cell's value of this name"
+        description="name of a column of `archgraph compare`: worst_accuracy, average_accuracy, "
+        "global_accuracy, validation_global_accuracy, global_perplexity, seconds, "
+        "local_accuracy (each client is tested on its own classes), local_matched (each client "
+        "is tested on its own class distribution), worst_tenth_matched (the same, as the mean "
+        "over the worst tenth of the clients), tier.NAME.matched (the same for one tier), "
+        "clients.PATTERN.accuracy (mean over the tested models whose name matches, weighted by "
+        "their numbers of clients), models.PATTERN.accuracy (unweighted mean over these "
+        "models). reach.TARGET.MEASURE: T·E (rounds times local epochs) until MEASURE first "
+        "reaches TARGET; a run that never reaches TARGET counts with its whole T·E, and the "
+        "table marks the cell. {name} is replaced by the entry `name` of the cell's `values`"
     )
     last: Annotated[float, Field(gt=0)] | None = Field(
         default=None,
-        description="average over the tests of the last rounds: a fraction of all rounds (< "
-        "1), or a number of rounds; default: only the last test",
+        description="average over the tests in the last rounds: a fraction of all rounds (< 1), "
+        "or a number of rounds; default: only the last test",
     )
     within: Annotated[float, Field(gt=0)] | None = Field(
         default=None,
-        description="use only tests up to this number of multiply–accumulates, counted "
-        "forward and backward over the training of all clients, to compare methods at equal "
-        "cost; default: all tests",
+        description="use only tests before training has used this number of "
+        "multiply–accumulates (forward and backward, all clients together), to compare methods "
+        "at equal cost; default: all tests",
     )
     unit: Annotated[float, Field(gt=0)] = Field(
         default=1.0, description="unit of the values in the paper, e.g. 1e12"
@@ -76,13 +76,13 @@ class StudyFigure(Base):
 
     @property
     def target(self) -> tuple[float, str] | None:
-        """The share that a run must reach, and its measure, in ``reach.TARGET.MEASURE``."""
+        """Target and measure of ``reach.TARGET.MEASURE``; None for other measures."""
         parts = _REACH.fullmatch(self.measure)
         return None if parts is None else (float(parts[1]), parts[2])
 
     @property
     def quantity(self) -> str:
-        """The counted quantity: the last part of `worst_accuracy` and `tier.small.matched`."""
+        """Metric of the measure, such as `accuracy` for `worst_accuracy`."""
         return "epochs" if self.target else self.measure.replace(".", "_").split("_")[-1]
 
 
@@ -96,8 +96,8 @@ class StudySize(Base):
     )
     columns: dict[str, _Changes] = Field(
         default={},
-        description="column, or part of the name of a column → changes of the experiment in "
-        "its cells",
+        description="column, or one part of a combined column name → changes of the experiment "
+        "in these cells",
     )
     seeds: Annotated[tuple[Natural, ...], Field(min_length=1)] = Field(
         default=(0,), description="seeds; each cell has one run per seed"
@@ -132,20 +132,20 @@ class StudySpec(FromFile):
     )
     published: dict[str, tuple[float | None, ...]] = Field(
         default={},
-        description="row → the published numbers, one for each column and value of `figures`, "
-        "where the values vary fastest; null: the paper does not print the number. The table "
-        "shows them below the measured values",
+        description="row → list of published numbers: for each column, one number per entry of "
+        "`figures`; null: the paper does not report the number. The table shows them below the "
+        "measured values",
     )
     compare: tuple[Annotated[tuple[_Text, ...], Field(min_length=2, max_length=2)], ...] = Field(
         default=(),
-        description="pairs of rows, or of parts of the names of columns. For each pair, the "
-        "table shows the difference under the same seeds with its confidence interval, in "
-        "every column or row",
+        description="pairs of rows, or pairs of columns (or parts of combined column names). "
+        "For each pair, the table shows the difference between runs with the same seeds, with "
+        "its confidence interval: rows in every column, columns in every row",
     )
     leave_out: tuple[_Text, ...] = Field(
         default=(),
-        description="cells that the study omits: a row, a column, a part of the names of "
-        "columns, or `row | column`; * and ? are wildcards",
+        description="cells that the study omits: a row, a column, a part of combined column "
+        "names, or `row | column`; * and ? are wildcards",
     )
     sizes: dict[StudySizeName, StudySize] = Field(
         default={"paper": StudySize()},
@@ -159,7 +159,7 @@ class StudySpec(FromFile):
 
     @property
     def read(self) -> dict[str, StudyFigure]:
-        """Figures of a cell, with options."""
+        """Dict from name to metric of a cell, with options."""
         return {
             k: StudyFigure(measure=v) if isinstance(v, str) else v for k, v in self.figures.items()
         }
@@ -172,7 +172,7 @@ class StudySpec(FromFile):
         return f"{text}; columns: {columns}" if columns else text
 
     def combined(self) -> dict[str, tuple[str, ...]]:
-        """Return a dict from each column to the names of its parts."""
+        """Return a dict from each column to the parts of its name."""
         combinations = itertools.product(*self.parts)
         return {", ".join(filter(None, names)): names for names in combinations}
 
@@ -182,7 +182,7 @@ class StudySpec(FromFile):
             yield row, column, parts
 
     def matching(self, patterns: Sequence[str]) -> frozenset[tuple[str, str]]:
-        """Return row and column of the cells that match any of the patterns, as in ``leave_out``.
+        """Return the (row, column) pairs of the cells that match a pattern, as in ``leave_out``.
 
         Raises:
             SpecError: If a pattern does not match any cell.
@@ -201,15 +201,16 @@ class StudySpec(FromFile):
         return frozenset(cells)
 
     def printed(self, row: str, column: str, figure: str) -> float | None:
-        """Return the paper's value of a cell; None if it prints nothing."""
+        """Return the published value of a cell; None if there is none."""
         start = list(self.combined()).index(column) * len(self.figures)
         values = self.published.get(row)
         return None if values is None else values[start + list(self.figures).index(figure)]
 
     def compared(self, pair: Sequence[str]) -> Iterator[tuple[_Pair, _Pair]]:
-        """Yield the cells (row and column) that a pair compares, including omitted ones.
+        """Yield the pairs of cells (row and column) that a pair compares, including omitted cells.
 
-        Rows are compared in each column; columns in each row, all other parts of their names equal.
+        Two rows are compared in each column. Two columns are compared in each row, with all other
+        parts of their names equal.
         """
         one, other = pair
         for row, column, parts in self.addresses():
@@ -220,7 +221,7 @@ class StudySpec(FromFile):
                 yield (row, column), (row, ", ".join(filter(None, changed)))
 
     def _check_left_out(self, keys: Place, patterns: Sequence[str]) -> None:
-        """Raise if a pattern does not omit any cell."""
+        """Raise an error if a pattern does not match any cell."""
         for i, pattern in enumerate(patterns):
             if not any(_matches(pattern, cell) for cell in self.addresses()):
                 raise Mistake(
@@ -235,7 +236,7 @@ class StudySpec(FromFile):
         expected = len(self.combined()) * len(self.figures)
         for row, values in self.published.items():
             _known(row, self.rows, ("published", row), "row")
-            # A missing number would shift all that follow it to other columns.
+            # A missing number would shift all following numbers to other columns.
             if len(values) != expected:
                 raise Mistake(
                     f"has {len(values)} numbers instead of {expected}, one for each column and "
@@ -245,7 +246,7 @@ class StudySpec(FromFile):
         parts = [name for part in self.parts for name in part]
         for size, changes in self.sizes.items():
             for i, seed in enumerate(changes.seeds):
-                # A paired test would take one run for two.
+                # A paired test would count one run twice.
                 if seed in changes.seeds[:i]:
                     keys: Place = ("sizes", size, "seeds", i)
                     raise Mistake("occurs twice", place=keys, found=seed)
@@ -263,12 +264,14 @@ class StudySpec(FromFile):
             alike = next(of for of in (self.rows, *self.parts) if one in of)
             _known(other, alike, ("compare", i, 1), "row or column")
             if one == other:
-                raise Mistake("compares it with itself", place=("compare", i), found=one)
+                raise Mistake(
+                    "compares a row or column with itself", place=("compare", i), found=one
+                )
         return self
 
 
 _Pair = tuple[str, str]
-# A cell: row, column, and the parts of the column's name.
+# A cell: its row, its column, and the parts of the column's name.
 _Address = tuple[str, str, tuple[str, ...]]
 
 
@@ -291,8 +294,8 @@ class StudyCell:
         row: Name of the row.
         column: Name of the column.
         experiment: The experiment, for the first seed.
-        figures: Figures to compute from the cell's runs, with the cell's values in their names.
-        trivial: One of :data:`TRIVIAL`, fitted to the experiment's examples instead; empty: none.
+        figures: Dict from name to metric of the cell's runs, with the cell's values filled in.
+        trivial: Name of a model in :data:`TRIVIAL` that replaces the run; empty for a run.
     """
 
     row: str
@@ -308,10 +311,10 @@ class StudyCell:
 
 
 def load_study(path: str | os.PathLike[str]) -> StudySpec:
-    """Read a study file; :func:`cells` makes its experiments.
+    """Read a study file; :func:`cells` returns its experiments.
 
     Raises:
-        SpecError: If it cannot be understood, with file, line and key, or needs scipy, which is
+        SpecError: If the study is invalid (names file, line and key), or requires scipy, which is
             not installed.
     """
     document = read_document(path)
@@ -326,16 +329,16 @@ def cells(study: StudySpec, size: StudySizeName) -> tuple[StudyCell, ...]:
     """Return the cells of a study in one size, row by row.
 
     Raises:
-        SpecError: If the study has no such size, or a cell is not an experiment; with file and
-            line.
+        SpecError: If the study has no such size, or a cell is not a valid experiment; names file
+            and line.
     """
     document = study.document_of(("sizes",))
     changes = study.sizes.get(size)
     if changes is None:
         document.fail(("sizes",), "has no such size", **unknown(size, list(study.sizes)))
     left_out = (*study.leave_out, *changes.leave_out)
-    # Hundreds of cells are combinations of a few parts, and many show the same run: they share its
-    # experiment, named after the first.
+    # Many cells may show the same run. They share its experiment, which is named after the first
+    # cell.
     part, known = functools.cache(document.sub), dict[str, ExperimentSpec]()
     return tuple(
         _cell(study, size, address, part, known)
@@ -356,7 +359,7 @@ def _cell(
         ("columns", name) if isinstance(study.columns, dict) else ("columns", i, name)
         for i, name in enumerate(names)
     ]
-    # Later parts override: sizes override rows and columns, and these the shared keys.
+    # Later parts override earlier ones: shared keys, then row and column, then size.
     keys: list[Place] = [
         ("experiment",),
         ("rows", row),
@@ -380,7 +383,7 @@ def _cell(
         name: _with_values(study, document, name, figure, values)
         for name, figure in study.read.items()
     }
-    # Text distinguishes 1 from 1.0 and True, which are equal in Python but not in an experiment.
+    # Compared as text: 1, 1.0 and True are equal in Python but not in an experiment.
     run = repr({**data, "name": "", "trivial": trivial})
     if run not in known:
         known[run] = read_experiment(document)
@@ -394,7 +397,7 @@ def _with_values(
     figure: StudyFigure,
     values: Mapping[str, Json],
 ) -> StudyFigure:
-    """Return a figure whose measure has the cell's values."""
+    """Return a metric with the cell's values filled into its name."""
     keys = ("figures", name)
     measure = str(_filled(document, figure.measure, values, keys))
     filled = figure.model_copy(update={"measure": measure})
@@ -403,16 +406,17 @@ def _with_values(
         metric = read.rpartition("_")[2]
         names = [f"{which}_{metric}" for which in ("average", "worst", "global", "local")]
         names += ["trained_" + metric, "seconds", "macs", "megabytes_down", "models.NAME." + metric]
-        study.document_of(keys).fail(keys, "is not a measure", **unknown(read, names))
+        study.document_of(keys).fail(keys, "is not a known metric", **unknown(read, names))
     return filled
 
 
 def _merged(parts: Sequence[Document]) -> tuple[Document, Mapping[str, Json], str]:
-    """Merge parts of a file into one experiment, the cell's own values and its trivial model.
+    """Merge parts of a file. Return the experiment, the cell's values and its trivial model.
 
-    1. A later part replaces a key; in mappings of settings, only the settings that it has.
-    2. Lines follow: errors of the experiment point at the part that a setting comes from.
-    3. `null` removes a setting, and values fill the texts that are left.
+    1. A later part replaces a key. In a mapping of settings, it replaces only the settings that it
+       contains.
+    2. Line numbers are merged, too, so that errors point to the part that a setting comes from.
+    3. `null` removes a setting. Values are filled into the remaining texts.
     """
     data: dict[str, Json] = {}
     lines: dict[Place, int] = {(): 1}
@@ -426,7 +430,7 @@ def _merged(parts: Sequence[Document]) -> tuple[Document, Mapping[str, Json], st
             if both:  # 3
                 data[key] = {k: v for k, v in data[key].items() if v is not None}
     values, trivial = data.pop("values", {}), data.pop("trivial", "")
-    if trivial:  # no strategy is needed: this one takes any family
+    if trivial:  # the strategy is not used; this one accepts any family
         data["strategy"] = {"standalone": {}}
     settings = {key: value for key, value in data.items() if value is not None}
     document = Document(parts[0].file, settings, lines)
@@ -436,7 +440,7 @@ def _merged(parts: Sequence[Document]) -> tuple[Document, Mapping[str, Json], st
 def _replaced(
     lines: Mapping[Place, int], later: Mapping[Place, int], fresh: Sequence[Place]
 ) -> dict[Place, int]:
-    """Return lines in which some keys come from a later part."""
+    """Return line numbers in which some keys come from a later part."""
     before = {k: v for k, v in lines.items() if not any(_below(k, f) for f in fresh)}
     return before | {k: v for k, v in later.items() if any(_below(k, f) for f in fresh)}
 
@@ -446,7 +450,10 @@ def _below(keys: Place, above: Place) -> bool:
 
 
 def _filled(document: Document, value: Json, values: Mapping[str, Json], keys: Place) -> Json:
-    """Insert the study's own values into texts; a text that is only one of them becomes it."""
+    """Insert the study's values into texts.
+
+    A text that is only `{name}` becomes the value itself.
+    """
     match value:
         case dict():
             return {k: _filled(document, v, values, (*keys, k)) for k, v in value.items()}
@@ -455,9 +462,11 @@ def _filled(document: Document, value: Json, values: Mapping[str, Json], keys: P
         case str():
             for name in _VALUE.findall(value):
                 if name not in values:
-                    document.fail(keys, "is not a value of the cell", **unknown(name, values))
+                    document.fail(
+                        keys, "is not in the `values` of the cell", **unknown(name, values)
+                    )
             only = _VALUE.fullmatch(value)
-            if only is not None:  # unchanged: a number stays a number
+            if only is not None:  # not converted to text: a number stays a number
                 return values[only[1]]
             return _VALUE.sub(lambda match: str(values[match[1]]), value)
         case _:

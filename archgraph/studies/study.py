@@ -1,4 +1,4 @@
-"""Studies: run the experiments of a table, and read its figures and differences."""
+"""Studies: run the experiments of a table, and compute its values and differences."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 SMALL = 2000
-"""Test sets with fewer examples are resampled together with the seeds."""
+"""Smaller test sets are resampled together with the seeds."""
 
 
 @dataclass(frozen=True)
@@ -69,9 +69,9 @@ class StudyRun:
     """One run of a study.
 
     Attributes:
-        cell: Cell of the run, with its seed.
-        seed: Its seed.
-        folder: Its run folder, which other studies may share.
+        cell: The cell, with the seed of the run.
+        seed: Seed of the run.
+        folder: The run folder, which other studies may share.
     """
 
     cell: StudyCell
@@ -80,23 +80,24 @@ class StudyRun:
 
     @property
     def address(self) -> str:
-        """Identifies everything that determines the run's figures, and its seed."""
+        """Name of the run folder, with a digest of everything that affects the results."""
         return self.folder.name
 
 
 @dataclass(frozen=True)
 class StudyDifference:
-    """The difference between two cells in one figure, under the same seeds.
+    """The difference between two cells in one metric, between runs with the same seeds.
 
     Attributes:
-        names: The rows, or the columns: the first minus the second.
-        where: The column; for columns the row and the rest of their names.
-        figure: The figure.
-        paired: The differences; None if a cell is missing.
-        p: Corrected (Holm) over the differences of the study by this figure, including those not
-            measured yet; None for a single seed.
-        detectable: The smallest true difference that this number of seeds finds in 80 % of cases at
-            the corrected level.
+        names: The two rows or columns. The difference is the first minus the second.
+        where: The column of the two rows; for two columns, the row and the common parts of the
+            columns' names.
+        figure: Name of the metric, as in ``figures``.
+        paired: The differences of all seeds; None if the runs of a cell are missing.
+        p: p value, with Holm's correction over all differences of the study in this metric, also
+            those that are not measured yet; None for a single seed.
+        detectable: The smallest true difference that a test with this number of seeds finds with
+            probability 80 % at the corrected level.
     """
 
     names: tuple[str, str]
@@ -109,16 +110,16 @@ class StudyDifference:
 
 @dataclass(frozen=True)
 class StudyResult:
-    """A table as measured.
+    """The results of a study in one size.
 
     Attributes:
         spec: The study.
-        size: Its size.
-        runs: All of its runs, finished or not.
-        records: Dict from hash of a run to its record, for finished runs.
-        failed: Dict from folder to the error of its failed run.
-        repeated: How repeated first rounds differ from the recorded ones, by address; empty if they
-            do not.
+        size: The size.
+        runs: All runs of the size, finished or not.
+        records: Dict from the address of a finished run to its record.
+        failed: Dict from the folder of a failed run to its error.
+        repeated: Dict from the address of a run whose first round was repeated (``check``) to a
+            description of the differences, which is empty if there are none.
     """
 
     spec: StudySpec
@@ -130,7 +131,7 @@ class StudyResult:
 
     @property
     def done(self) -> int:
-        """Finished runs; one that several cells share is counted in each."""
+        """Number of finished runs. A run that several cells share is counted once per cell."""
         return len(self._finished)
 
     @property
@@ -139,7 +140,7 @@ class StudyResult:
 
     @property
     def outdated(self) -> Mapping[str, StudyResult]:
-        """Runs that are recorded with other versions only, by these: they are not compared."""
+        """Dict from versions to a result with the runs that only these versions have recorded."""
         recorded: dict[str, list[str]] = {}
         for name in self.records:
             recorded.setdefault(settings_part(name), []).append(name)
@@ -159,8 +160,8 @@ class StudyResult:
 
     @functools.cached_property
     def groups(self) -> Mapping[tuple[str, str], Mapping[str, RunGroup]]:
-        """Dict from row and column to the finished runs of the cell, one group per figure."""
-        # Cells of several columns may be the same runs.
+        """Dict from (row, column) to a dict from metric to the finished runs of the cell."""
+        # Several cells may share their runs.
         read = functools.cache(self._compared)
         cells: dict[tuple[str, str], tuple[StudyCell, list[str]]] = {}
         for one in self._finished:
@@ -177,21 +178,24 @@ class StudyResult:
     def _compared(
         self, names: Sequence[str], last: float | None, within: float | None
     ) -> RunGroup | None:
-        # Runs of one address are one group, even if versions recorded other facts.
+        # Runs with the same address form one group, even if they recorded different facts.
         first, *_ = logs = [self.records[name].log for name in names]
         logs = [_with_settings(log, first) for log in logs]
         if within is not None:
             logs = [within_budget(log, within) for log in logs]
-            if not all(log.rounds for log in logs):  # a run spent less, or more before its test
+            if not all(
+                log.rounds for log in logs
+            ):  # a run used less than the budget, or more before its first test
                 return None
         compared = functools.partial(compare_logs, tiers=True, last=last, unfinished=True)
         if not _end_apart(logs):
             return compared(logs).groups[0]
-        # Each run by its own tests: a run that ends early does not remove tests of others.
+        # Tests are counted separately for each run, so that a run that ends early does not remove
+        # tests of other runs.
         return _side_by_side([compared([log]).groups[0] for log in logs])
 
     def _measured(self, group: RunGroup, figure: StudyFigure) -> RunGroup:
-        """Add figures over all tests, if the measure needs them."""
+        """Add metrics over all tests, if the measure needs them."""
         if figure.target is None:
             return group
         values = [self._epochs_to(log.folder.name, *figure.target)[0] for log in group.runs]
@@ -200,9 +204,9 @@ class StudyResult:
         return dataclasses.replace(group, figures={**group.figures, **figures})
 
     def values(self, row: str, column: str, figure: str) -> dict[int, float]:
-        """Return a figure of a cell by seed, as papers print it; empty if there is none yet.
+        """Return a dict from seed to the value of a metric in a cell; empty if there is none yet.
 
-        Shares are in per cent.
+        Fractions, such as accuracies, are in per cent.
         """
         group = self.groups.get((row, column), {}).get(figure)
         read = self._figures.get((row, column), {}).get(figure)
@@ -213,7 +217,7 @@ class StudyResult:
         return {seed: scale * value / read.unit for seed, value in pairs}
 
     def bounded(self, row: str, column: str, figure: str) -> int:
-        """Count the runs of a cell that never reach the target of a figure: lower bounds."""
+        """Count the runs of a cell that never reach the target of a metric."""
         group = self.groups.get((row, column), {}).get(figure)
         target = self._figures[row, column][figure].target if group is not None else None
         if group is None or target is None:
@@ -222,21 +226,21 @@ class StudyResult:
 
     @functools.cached_property
     def _epochs_to(self) -> Callable[[str, float, str], tuple[float | None, bool]]:
-        """Results of :func:`_epochs_to` for runs by address, each computed once."""
+        """A cached :func:`_epochs_to`, by the address of the run."""
         return functools.cache(lambda name, *asked: _epochs_to(self.records[name].log, *asked))
 
     @functools.cached_property
     def _figures(self) -> Mapping[tuple[str, str], Mapping[str, StudyFigure]]:
-        """Figures that are read from the runs of a cell."""
+        """Dict from (row, column) to the metrics of the cell."""
         return {one.cell.key: one.cell.figures for one in self.runs}
 
     @functools.cached_property
     def differences(self) -> tuple[StudyDifference, ...]:
-        """The differences of ``compare``, for each part of the table in this size.
+        """The differences between the pairs in ``compare``, in every column or row.
 
-        1. Take them by figure: each figure is a separate question.
-        2. Correct p over the differences of a figure. One that is not measured yet counts as 1: the
-           result must not depend on which runs are done first.
+        1. Group the differences by metric, since each metric is a separate question.
+        2. Correct the p values of each group. A difference that is not measured yet counts as p =
+           1, so that the result does not depend on which runs finish first.
         """
         every: list[StudyDifference] = []
         for figure in self.spec.figures:  # 1
@@ -264,7 +268,7 @@ class StudyResult:
         self, pair: Sequence[str], first: tuple[str, str], second: tuple[str, str], figure: str
     ) -> StudyDifference:
         ours, theirs = self.values(*first, figure), self.values(*second, figure)
-        # Seeds that only one of the two has do not contribute to the difference.
+        # Only seeds that both cells have contribute to the difference.
         common = [seed for seed in ours if seed in theirs]
         where = first[1]
         if first[0] == second[0]:
@@ -280,7 +284,7 @@ class StudyResult:
     def _answered(
         self, row: str, column: str, figure: str, seeds: Sequence[int]
     ) -> NDArray[np.float64] | None:
-        """Return which test examples a figure's models classify correctly, ``[seed, example]``."""
+        """Return which test examples a metric's models classify correctly, ``[seed, example]``."""
         group = self.groups.get((row, column), {}).get(figure)
         if group is None:
             return None
@@ -296,12 +300,12 @@ class StudyResult:
 
 
 def _end_apart(logs: Sequence[Log]) -> bool:
-    """Return whether runs end after different rounds, due to patience and budgets."""
+    """Return whether runs end after different rounds, because of patience or budgets."""
     return len({log.done for log in logs}) > 1
 
 
 def _side_by_side(groups: Sequence[RunGroup]) -> RunGroup:
-    """Return groups of one run each as one group, whose runs count different tests."""
+    """Merge groups of one run each to one group. Its runs may count different tests."""
     groups = sorted(groups, key=lambda group: group.seeds)
 
     def figure(key: str) -> Figure | None:
@@ -319,16 +323,16 @@ def _side_by_side(groups: Sequence[RunGroup]) -> RunGroup:
 
 
 def _with_settings(log: Log, other: Log) -> Log:
-    """Return a run with the settings of another seed of it."""
+    """Return a run with the settings of a run with another seed."""
     settings = {**(other.settings or {}), "seed": (log.settings or {})["seed"]}
-    # A run that has them keeps its cached figures.
+    # A run that already has these settings is returned as is, with its cached values.
     return log if settings == log.settings else dataclasses.replace(log, settings=settings)
 
 
 def _epochs_to(log: Log, target: float, measure: str) -> tuple[float | None, bool]:
-    """Return T·E until a test reaches a share, and whether one does: else all of it.
+    """Return T·E until a test reaches the target, and whether a test reaches it.
 
-    None if a test does not have the measure.
+    If none does, return the whole T·E. Return None if a test lacks the measure.
     """
     tested = [n for n, line in enumerate(log.rounds, start=1) if line.get("evaluation")]
     for number in tested:
@@ -357,49 +361,51 @@ def study(
     records: str | os.PathLike[str] | None = None,
     notify: Callable[[str], object] = lambda line: None,
 ) -> StudyResult:
-    """Run the missing cells of a study, and read its table.
+    """Run the missing cells of a study, and return its results.
 
-    Every run is an ordinary run folder under ``out/runs``, named after everything that determines
-    its figures: equal runs of several studies are one. A finished run leaves a line in a file of
-    ``records`` (:class:`~archgraph.studies.records.StudyRecord`), from which everything is
-    computed: its folder may be deleted, and it is not run again. Interrupted runs resume after
-    their last checkpoint, so the same call continues where it stopped.
+    Every run is an ordinary run folder under ``out/runs``. Its name contains a digest of everything
+    that affects the results, so that equal runs of several studies are run once. A finished run
+    adds a line to a file in ``records`` (:class:`~archgraph.studies.records.StudyRecord`). All
+    results are computed from these lines, so run folders may be deleted, and recorded runs are not
+    repeated. Interrupted runs resume after their last checkpoint, so the same call continues an
+    interrupted study.
 
     Args:
-        file: A study file, or a parsed one.
-        size: ``paper`` as published, or ``small``.
-        workers: Processes of one thread each; the figures do not depend on it.
-        out: Folder of runs and tables.
-        data_root: Folder of the data. Default: what ``ARCHGRAPH_DATA`` names.
+        file: A study file, or the result of ``load_study``.
+        size: ``paper`` for the published settings, or ``small``.
+        workers: Number of processes, with one thread each. The results do not depend on this
+            number.
+        out: Folder for runs and tables.
+        data_root: Folder of the data sets. Default: the environment variable ``ARCHGRAPH_DATA``.
         python: Consent to run the Python code that the study's files name.
-        only_read: Run nothing: return the table of the existing runs.
-        only: Run these cells only: patterns of rows, columns or ``ROW | COLUMN``, as in
-            ``leave_out``; empty: all.
-        seeds: Run these seeds of the study only; empty: all.
-        again: Also run cells again whose records are of another BITS, torch or numpy.
-        check: Instead of running, repeat the first round of a recorded run of each row: see
-            :attr:`StudyResult.repeated`.
-        records: Folder of the records of finished runs. Default: ``out/records``.
-        notify: Called with a line about every run.
+        only_read: Run nothing, and return the results of the recorded runs.
+        only: Run only the cells that match these patterns of rows, columns or ``ROW | COLUMN`` (as
+            in ``leave_out``). Default: all.
+        seeds: Run only these seeds of the study. Default: all.
+        again: Repeat runs that were recorded with another BITS, torch or numpy.
+        check: Only repeat the first round of one recorded run per row, and compare the results with
+            the record; see :attr:`StudyResult.repeated`.
+        records: Folder for the records of finished runs. Default: ``out/records``.
+        notify: Function that is called with a line of text about every run.
 
     Raises:
-        SpecError: If the study cannot be understood, one of its cells is not an experiment, or
-            ``only`` or ``seeds`` does not match any of it.
-        DataError: If no run can begin since data sets are missing; names all of them.
-        RunError: If the tables cannot be written. A run that fails does not end the study: see
+        SpecError: If the study is invalid, a cell is not a valid experiment, or ``only`` or
+            ``seeds`` does not match any cell or seed.
+        DataError: If no run can start because data sets are missing; names all of them.
+        RunError: If the tables cannot be written. A failed run does not raise an error; see
             :attr:`StudyResult.failed`.
     """
     if workers < 1:
         raise RunError(f"needs at least one worker, not {workers}")
     spec = file if isinstance(file, StudySpec) else load_study(file)
     with allowed(python):
-        # Workers are separate processes: they receive the consent of this one.
+        # Workers are separate processes, which receive the consent of this process.
         python, every = consent_given(), cells(spec, size)
         asked = chosen_cells(spec, size, only, seeds)
         runs = _runs(every, spec.sizes[size].seeds, Path(out) / "runs")
     chosen = [one for one in runs if one.cell.key in asked and (not seeds or one.seed in seeds)]
     ledger = _Ledger(spec, Path(out) / "records" if records is None else Path(records))
-    for one in runs:  # a study may be killed before it records a finished run
+    for one in runs:  # A study may have been killed before it recorded a finished run.
         if one.address not in ledger.records and finished(one.folder, one.cell.experiment):
             ledger.add(record_of(one.folder, spec.study, *one.cell.key), written=not only_read)
     data, failed, repeated = None if data_root is None else Path(data_root), {}, {}
@@ -420,14 +426,14 @@ class _Ledger:
         self.records = read_records(folder)
 
     def add(self, record: StudyRecord, *, written: bool = True) -> None:
-        """Add the record of a finished run; unwritten, it is left to the study that runs."""
+        """Add the record of a finished run, and write it to the file if requested."""
         self.records = {**self.records, record.run: record}
         if written:
             add_line(self.file, record)
 
 
 def _runs(every: Sequence[StudyCell], seeds: Sequence[int], root: Path) -> tuple[StudyRun, ...]:
-    """Return the runs, all of the first seed first: a table is complete as soon as it can be."""
+    """Return the runs, sorted by seed, so that all cells have a value as soon as possible."""
     runs = []
     for seed in seeds:
         known: dict[int, tuple[ExperimentSpec, Path]] = {}  # cells of one run share its experiment
@@ -443,16 +449,18 @@ def _runs(every: Sequence[StudyCell], seeds: Sequence[int], root: Path) -> tuple
 def chosen_cells(
     spec: StudySpec, size: StudySizeName, only: Sequence[str], seeds: Sequence[int]
 ) -> frozenset[tuple[str, str]]:
-    """Return row and column of the requested cells of a size.
+    """Return the (row, column) pairs of the requested cells of a size.
 
     Raises:
-        SpecError: If there are none, or a seed is not one of the study's.
+        SpecError: If no cell matches, or the study does not contain a seed.
     """
     there = spec.sizes[size].seeds
     for seed in seeds:
         if seed not in there:
             known = ", ".join(map(str, there))
-            raise SpecError(f"{seed} is not a seed of this study, which has {known}", where="seed")
+            raise SpecError(
+                f"{seed} is not a seed of this study; its seeds are {known}", where="seed"
+            )
     every = frozenset(cell.key for cell in cells(spec, size))
     chosen = every & spec.matching(only) if only else every
     if not chosen:
@@ -471,15 +479,15 @@ def _missing(
     python: bool,
     notify: Callable[[str], object],
 ) -> Iterator[tuple[Path, str]]:
-    """Run the missing runs; yield failed ones with their errors.
+    """Perform the missing runs; yield the folders of failed runs with their errors.
 
-    1. Report runs whose files are missing; raise an error if those of all runs are.
-    2. Run the others, and record each as it ends.
+    1. Report runs whose files are missing. Raise an error if no run has its files.
+    2. Perform the other runs, and record each run when it ends.
     """
     total = len({one.folder for one in runs})
     done, lacks = total - len(left), _lacking(left.values(), data)
     if done:
-        notify(f"{done} of {plural(total, 'run')} done before")
+        notify(f"{done} of {plural(total, 'run')} already done")
     if lacks:  # 1
         error = _missing_files(lacks.values())
         if len(lacks) == total:  # nothing of the study can be shown
@@ -491,9 +499,10 @@ def _missing(
     call = functools.partial(
         _run, study=ledger.spec.study, data_root=data, python=python, code=code
     )
-    # As they end: finished runs are reported at once; figures do not depend on the order of runs.
+    # In the order in which they end, so that finished runs are reported at once. Results do not
+    # depend on this order.
     began, root = time.monotonic(), runs[0].folder.parent
-    # The folder of all runs has the lock of a run: two studies would run the same cells.
+    # The folder of all runs is locked like a run, since two studies could run the same cells.
     with RunRecord(root, "", keep=1) as lock:
         if listed:
             root.mkdir(parents=True, exist_ok=True)
@@ -506,17 +515,17 @@ def _missing(
             notify(f"{total - len(listed) + number} of {total}: {name}: {trouble or 'done'}{rest}")
             if isinstance(result, str):
                 yield one.folder, result
-            else:  # at once: a killed study keeps its finished runs
+            else:  # at once, so that a killed study keeps its finished runs
                 ledger.add(StudyRecord.model_validate(result))
 
 
 def _left(runs: Sequence[StudyRun], ledger: _Ledger, *, again: bool) -> dict[Path, StudyRun]:
-    """Return the runs that are not done, one for each folder.
+    """Return the unfinished runs, one per folder.
 
     Args:
         runs: All runs.
         ledger: The records.
-        again: Whether records of other versions do not count.
+        again: Whether to also return the runs that only other versions have recorded.
     """
     done = {name if again else settings_part(name) for name in ledger.records}
     left: dict[Path, StudyRun] = {}
@@ -534,12 +543,12 @@ def _repeated(
     python: bool,
     notify: Callable[[str], object],
 ) -> Iterator[tuple[str, str]]:
-    """Repeat the first round of one recorded run of each row; yield its address and difference.
+    """Repeat the first round of one recorded run per row; yield its address and difference.
 
-    A row without a run that these versions recorded is a difference, too.
+    A row without a run that these versions recorded counts as different.
     """
     recorded = [one for one in reversed(runs) if one.address in ledger.records]
-    rows = {one.cell.row: one for one in recorded}  # the first of each row
+    rows = {one.cell.row: one for one in recorded}  # the first run of each row
     for one in {one.cell.row: one for one in runs if one.cell.row not in rows}.values():
         yield one.address, "no run is recorded with these versions"
     call = functools.partial(_first_round, data_root=data, python=python)
@@ -551,8 +560,8 @@ def _repeated(
 
 
 def _lacking(left: Iterable[StudyRun], root: Path | None) -> dict[Path, dict[str, str]]:
-    """Return runs whose known data set or weights are missing: their names, what to fetch."""
-    # Cells share a few data sets, and looking for one reads its folder.
+    """Return a dict from run to its missing data sets and weights, with what to download."""
+    # Cached, because cells share data sets, and a check reads the folder of a data set.
     asked = functools.cache(lambda name, folder: lacking(source(name), folder))
     runs: dict[Path, dict[str, str]] = {}
     for one in left:
@@ -573,15 +582,15 @@ def _missing_files(lacks: Iterable[Mapping[str, str]]) -> DataError:
         "data or weights of its runs are missing",
         found=f"no {', no '.join(files)}",
         expected="; ".join(f"{name}: {what}" for name, what in files.items()),
-        hint="put the original files into these folders, of data sets below the one that --data or "
-        f"{ROOT_VARIABLE} names; nothing is downloaded",
+        hint="put the original files into these folders (data sets: inside the folder in "
+        f"--data or {ROOT_VARIABLE}); nothing is downloaded",
     )
 
 
 def _run(
     one: StudyRun, study: str, data_root: Path | None, python: bool, code: Mapping[str, Json]
 ) -> dict[str, Json]:
-    """Run or resume a cell; return its record, as plain values."""
+    """Run or resume a cell; return its record as plain values."""
     spec, folder = one.cell.experiment, one.folder
     if one.cell.trivial:
         experiment = prepare(spec, data_root=data_root, python=python)
@@ -598,7 +607,7 @@ def _run(
 def _first_round(
     one: StudyRun, data_root: Path | None, python: bool
 ) -> tuple[dict[str, Json], dict[str, Json]]:
-    """Run the first round of a cell again; return its figures and the machine."""
+    """Repeat the first round of a cell; return its results and the machine."""
     experiment = prepare(one.cell.experiment, data_root=data_root, python=python)
     here = environment(experiment.world.device)
     if one.cell.trivial:

@@ -1,4 +1,4 @@
-"""A study as text, LaTeX and CSV: measured values, published values, differences."""
+"""The tables of a study as text, LaTeX and CSV: measured and published values, differences."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from archgraph.studies.outcomes import POWER
 from archgraph.studies.study import StudyResult
 from archgraph.tables import Table, plural
 
-# Columns of a table of figures, and of letters in a file of tables.
+# Maximum number of columns of a table, and of characters per line in the text file.
 WIDE, ACROSS = 16, 160
 NOTE = (
-    "95 % interval of a paired t test over the seeds that both have; p: two-sided, corrected "
-    "(Holm) over all differences by the same figure; detectable: the true difference that so many "
-    f"seeds find in {100 * POWER:.0f} % of cases at the level that the correction leaves"
+    "95 % confidence interval of a paired t test over the common seeds; p: two-sided, with "
+    "Holm's correction over all differences of the same metric; detectable: the smallest true "
+    f"difference that this number of seeds finds in {100 * POWER:.0f} % of cases at the "
+    "corrected level"
 )
 
 
 def study_tables(result: StudyResult) -> tuple[Table, ...]:
-    """Tabulate figures, differences and missing runs; without empty tables."""
+    """Return the tables of values, differences and missing runs, without empty tables."""
     tables = (
         *_figures(result),
         *_outdated(result),
@@ -39,7 +40,7 @@ def study_tables(result: StudyResult) -> tuple[Table, ...]:
 
 
 def study_text(result: StudyResult) -> str:
-    """Format all tables as text, below the study's notes and the origin of its runs."""
+    """Format all tables as text, after the study's notes and the origin of its runs."""
     seeds = plural(len({one.seed for one in result.runs}), "seed")
     of = plural(len({one.folder for one in result.runs}), "run")
     done = f"Size {result.size}, {seeds}, {result.done} of {len(result.runs)} cells done ({of})."
@@ -49,7 +50,7 @@ def study_text(result: StudyResult) -> str:
 
 
 def study_csv(result: StudyResult) -> str:
-    """Format the figures as CSV, a line for each cell and figure."""
+    """Format the values as CSV, with a line for each cell and metric."""
     rows = []
     for row, column in _cells(result):
         for figure in result.spec.figures:
@@ -57,14 +58,14 @@ def study_csv(result: StudyResult) -> str:
             mean = statistics.fmean(values) if values else None
             std = statistics.stdev(values) if len(values) > 1 else None
             printed = result.spec.printed(row, column, figure)
-            listed = " ".join(map(repr, values))  # to the last bit
+            listed = " ".join(map(repr, values))  # unrounded
             rows.append([row, column, figure, len(values), mean, std, printed, listed])
     heads = ("row", "column", "figure", "seeds", "mean", "std", "published", "values")
     return as_csv(heads, rows)
 
 
 def study_latex(result: StudyResult) -> str:
-    """Format figures and differences for LaTeX with the package booktabs, notes as comments."""
+    """Format values and differences for LaTeX (booktabs), with notes as comments."""
     texts = [table.latex() for table in _figures(result)]
     if (differences := _differences(result)).rows:
         texts.append(differences.latex(len(differences.columns)))
@@ -88,7 +89,7 @@ def _cells(result: StudyResult) -> list[tuple[str, str]]:
 
 
 def _where(result: StudyResult) -> str:
-    """Describe the machines of the finished runs: bits repeat only on one processor."""
+    """Describe the machines of the finished runs."""
     runs = {one.address: one for one in result.runs if one.address in result.records}
     where: dict[str, list[str]] = {}
     for name in runs:
@@ -114,9 +115,10 @@ def _code(origin: Mapping[str, Json]) -> str:
 
 
 def _figures(result: StudyResult) -> Iterator[Table]:
-    """Yield a table for each value of the first part of column names.
+    """Yield a table for each first part of the combined column names.
 
-    Names without parts yield one table, or one for each column if there would be too many columns.
+    For column names without parts, yield one table, or one per column if there are too many
+    columns.
     """
     there = _cells(result)
     present = {column for _, column in there}
@@ -125,7 +127,7 @@ def _figures(result: StudyResult) -> Iterator[Table]:
     seeds = len({one.seed for one in result.runs})
     for first in dict.fromkeys(names[0] if several else "" for names in parts.values()):
         columns = [c for c, names in parts.items() if not several or names[0] == first]
-        # The title has the first part; a single figure needs no name.
+        # The title contains the first part. The name of a single metric is omitted.
         short = {c: c.removeprefix(first).removeprefix(", ") if several else c for c in columns}
         with_figure = len(result.spec.figures) > 1 or len(result.spec.combined()) == 1
         places = list(itertools.product(columns, result.spec.figures))
@@ -142,21 +144,23 @@ def _figures(result: StudyResult) -> Iterator[Table]:
 
 
 def _outdated(result: StudyResult) -> Iterator[Table]:
-    """Yield tables of runs that are recorded with other versions."""
+    """Yield tables of the runs that only other versions have recorded."""
     for versions, others in result.outdated.items():
         for table in _figures(others):
-            title = f"{table.title}, recorded with {versions}: not compared; --again repeats it"
+            title = (
+                f"{table.title}, recorded with {versions}: not compared; --again repeats these runs"
+            )
             yield dataclasses.replace(table, title=title)
 
 
 def _repeated(result: StudyResult) -> Table:
-    """Tabulate the repeated first rounds."""
+    """Return the table of repeated first rounds."""
     runs = {one.address: one for one in reversed(result.runs)}
     rows = (
         (runs[name].cell.row, runs[name].cell.column, str(runs[name].seed), text or "repeats")
         for name, text in result.repeated.items()
     )
-    return Table("First rounds, repeated", ("row", "column", "seed", "figures"), tuple(rows))
+    return Table("Repeated first rounds", ("row", "column", "seed", "figures"), tuple(rows))
 
 
 def _measured(rows: Sequence[tuple[str, ...]], seeds: int) -> str:
@@ -170,7 +174,7 @@ def _measured(rows: Sequence[tuple[str, ...]], seeds: int) -> str:
 def _lines(
     result: StudyResult, row: str, places: Sequence[tuple[str, str]], seeds: int
 ) -> Iterator[tuple[str, ...]]:
-    """Yield the measured values of a row and, if any are published, a line of those."""
+    """Yield the measured values of a row and, if any, its published values."""
     yield (row, *(_cell(result, row, column, figure, seeds) for column, figure in places))
     printed = [result.spec.printed(row, column, figure) for column, figure in places]
     if any(value is not None for value in printed):
@@ -200,7 +204,7 @@ def p_text(p: float) -> str:
 
 
 def _number(value: float, digits: int) -> str:
-    """Format a number of digits after the point, or four in total above a thousand."""
+    """Format a number with ``digits`` decimals, or with four digits in total above 1,000."""
     return f"{value:.{digits}f}" if abs(value) < 1000 else f"{value:.4g}"
 
 

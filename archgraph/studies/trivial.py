@@ -1,8 +1,8 @@
-"""Rows of a study without a network: baselines that count classes, or a softmax on pixels.
+"""Baselines of a study without a network: class counts, softmax regression, nearest neighbours.
 
 A trivial model is fitted to the training examples of all clients together and tested like a global
-model. Its hyperparameters (a penalty, a number of neighbours) are chosen by held-out training
-examples, never by test examples.
+model. Its hyperparameters (a penalty, a number of neighbours) are chosen on held-out training
+examples, never on test examples.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from archgraph.studies.trivial_models import (
 )
 
 HELD_OUT = 0.2
-"""Share of the training examples for choosing hyperparameters."""
+"""Fraction of the training examples that is held out to choose hyperparameters."""
 
-_PATIENCE = 2  # consecutive choices worse than the best end the search
+_PATIENCE = 2  # number of consecutive choices worse than the best that end the search
 
 Classifier: TypeAlias = Callable[
     [Labelled, Tensor, int, Sequence[float]], Iterator[tuple[float, Tensor]]
@@ -48,7 +48,7 @@ CLASSIFIERS: Mapping[str, tuple[Classifier, Sequence[float]]] = {
     "softmax_regression": (softmax_regression, PENALTIES),
     "nearest_neighbours": (nearest_neighbours, NEIGHBOURS),
 }
-"""Models of classes, with their hyperparameters."""
+"""Dict from name to classifier and its hyperparameters."""
 
 
 def trivial_test(experiment: Experiment, name: str) -> dict[str, Json]:
@@ -63,19 +63,21 @@ def trivial_test(experiment: Experiment, name: str) -> dict[str, Json]:
     """
     learning = experiment.world.learning
     if learning.name != "classification":
-        raise RunError(f"{name} is a model of classes", where="trivial", found=learning.name)
+        raise RunError(
+            f"{name} needs targets with one class per example", where="trivial", found=learning.name
+        )
     participants = experiment.world.participants
     # Clients may share examples.
     pooled = np.unique(np.concatenate([experiment.shares[client.id] for client in participants]))
     answered, targets = _answered(experiment, pooled, name)
     figures = {"accuracy": float(answered.right.double().mean())}
     matched = answered.matched(targets, [client.histogram for client in participants])
-    # Without a test example of its classes, a client has no figure on its own mixture.
+    # A client without test examples of its classes has no accuracy on its class distribution.
     clients = [{"matched": figure} for figure in matched if not math.isnan(figure)]
     model = {**figures, CLIENTS: len(participants)}
     local = {"local": mean_of(clients), "tenth": worst_tenth(clients, ())} if clients else {}
     test = {"better": learning.better, "models": {GLOBAL: model}, GLOBAL: figures, **local}
-    # As in a run's test: a small test set is a sample for these rows, too.
+    # As for a run, because a small test set is also a random sample for these rows.
     if experiment.evaluate.answers:
         counts = np.zeros(len(experiment.data.test), np.int64)
         counts[(experiment.data.test.targets != IGNORED).numpy()] = answered.right.numpy()
@@ -98,19 +100,19 @@ def _answered(experiment: Experiment, pooled: np.ndarray, name: str) -> tuple[An
 def chosen(
     model: Classifier, rows: Labelled, classes: int, choices: Sequence[float], seed: int
 ) -> float:
-    """Return the choice with the best accuracy on held-out rows, the first if tied.
+    """Return the choice with the best accuracy on held-out rows, or the first one if tied.
 
     Args:
         model: The model, fitted to the other rows.
         rows: Training examples.
         classes: Number of classes.
-        choices: Choices in the order of the search, which ends after two consecutive ones worse
-            than the best.
-        seed: Seed of the held-out rows, drawn with classes in proportion.
+        choices: Choices in the order of the search, which ends after two consecutive choices that
+            are worse than the best.
+        seed: Seed with which the held-out rows are drawn, with all classes in proportion.
     """
     order = stratified_order(rows.targets.numpy(), seed)
     count = round(HELD_OUT * len(order))
-    if not count or len(choices) == 1:  # no held-out rows, or a single choice
+    if not count or len(choices) == 1:  # without held-out rows, or with a single choice
         return choices[0]
     judging, rest = rows.at(order[:count]), rows.at(np.sort(order[count:]))
     best, most, worse = choices[0], -1, 0
@@ -119,14 +121,14 @@ def chosen(
         if right > most:
             best, most = choice, right
         worse = worse + 1 if right < most else 0
-        # Weak penalties take the most steps, and overfit: they are skipped when that is clear.
+        # Weak penalties need the most steps and overfit, so they are skipped once they are worse.
         if worse == _PATIENCE:
             break
     return best
 
 
 def _labelled(data: Dataset) -> Iterator[Labelled]:
-    """Yield training and test examples as rows of numbers; for tokens: which occur."""
+    """Yield training and test examples as rows of numbers; texts become token indicators."""
     splits = (data.train, data.test)
     words = 1 + max(int(split.inputs.max()) for split in splits) if data.integral else 0
     for split in splits:

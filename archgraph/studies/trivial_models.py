@@ -1,6 +1,6 @@
-"""Models without hidden layers: counting classes, softmax on pixels, nearest neighbours.
+"""Models without hidden layers: class counts, softmax regression, nearest neighbours.
 
-Models do not receive test labels: each yields scores of test inputs.
+Models do not receive test labels. Each model yields scores for the test inputs.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from archgraph.errors import RunError
 from archgraph.hints import optional_module
 
 PENALTIES = (10.0, 3.0, 1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003, 0.0001)
-"""L2 penalties of softmax regression, the strongest first."""
+"""L2 penalties of softmax regression, beginning with the strongest."""
 NEIGHBOURS = (1, 3, 5, 10, 20)
 """Numbers of nearest neighbours."""
 
-_GRADIENT = 1e-4  # largest gradient entry at the optimum, for a mean loss: as in scikit-learn
+_GRADIENT = 1e-4  # largest gradient entry at the optimum of a mean loss, as in scikit-learn
 _ITERATIONS = 1000
-_ROWS = 1000  # examples whose distances are in memory at a time
+_ROWS = 1000  # number of examples whose distances are in memory at the same time
 
 
 class Labelled(NamedTuple):
@@ -31,14 +31,14 @@ class Labelled(NamedTuple):
 
     Attributes:
         inputs: Features, float32 ``[example, feature]``.
-        targets: Their classes, int64 ``[example]``.
+        targets: Classes, int64 ``[example]``.
     """
 
     inputs: Tensor
     targets: Tensor
 
     def at(self, positions: np.ndarray) -> Labelled:
-        """Return some of the examples."""
+        """Return the examples at some positions."""
         chosen = torch.from_numpy(positions)
         return Labelled(self.inputs[chosen], self.targets[chosen])
 
@@ -46,13 +46,13 @@ class Labelled(NamedTuple):
 def majority_class(
     train: Labelled, inputs: Tensor, classes: int, choices: Sequence[float]
 ) -> Iterator[tuple[float, Tensor]]:
-    """Yield the scores ``[example, class]`` of the most frequent class, the first if tied.
+    """Yield scores ``[example, class]`` that predict the most frequent class, the first if tied.
 
     Args:
         train: Examples to fit.
         inputs: Test inputs, ``[example, feature]``.
         classes: Number of classes.
-        choices: Ignored: all yield the same scores.
+        choices: Hyperparameters, which do not affect the scores.
     """
     for choice in choices:
         count = torch.bincount(train.targets, minlength=classes)
@@ -65,18 +65,19 @@ def softmax_regression(
     """Yield the logits ``[example, class]`` of softmax regression for each L2 penalty.
 
     Minimises mean cross-entropy + penalty / 2 · ‖W‖² by L-BFGS; biases are not penalised. The
-    minimum is unique, so the start does not affect the figures.
+    minimum is unique, so the result does not depend on the start.
 
     Args:
         train: Examples to fit.
         inputs: Test inputs, ``[example, feature]``.
         classes: Number of classes.
-        choices: Penalties; each starts from the previous optimum, so the strongest comes first.
+        choices: Penalties, beginning with the strongest. Each fit starts from the previous optimum.
     """
-    # Centred features have the same optimum, since biases are free, and need far fewer steps.
+    # Centred features need far fewer steps. The optimum is the same, since biases are not
+    # penalised.
     middle = train.inputs.mean(0)
     x, targets = train.inputs - middle, train.targets
-    # Transposed once: the gradient of every step is a product with it.
+    # Transposed once, because every step multiplies by the transpose.
     turned = x.T.contiguous()
     start = np.zeros((x.shape[1] + 1) * classes)
 
@@ -110,7 +111,7 @@ def _matrices(flat: np.ndarray, classes: int) -> tuple[Tensor, Tensor]:
 def nearest_neighbours(
     train: Labelled, inputs: Tensor, classes: int, choices: Sequence[float]
 ) -> Iterator[tuple[float, Tensor]]:
-    """For each k, yield it and the votes ``[example, class]`` of the k nearest training examples.
+    """Yield each k with the votes ``[example, class]`` of the k nearest training examples.
 
     Distances are Euclidean. If votes are tied, the class of the nearest voter wins.
 
@@ -131,6 +132,6 @@ def nearest_neighbours(
     for number in choices:
         voters = votes[:, : int(number)]
         count = voters.sum(1).double()
-        # Less than a vote, and larger for a nearer first voter of a class.
+        # Less than one vote, and larger the nearer the first voter of a class is.
         first = torch.where(count > 0, voters.argmax(1), most)
         yield number, count - first / (most + 1)

@@ -507,7 +507,7 @@ def test_weights_are_written_at_the_positions_that_were_chosen(here: Path, ask: 
     scores = {axis.name: [*range(axis.size)] for axis in archgraph.axes(graph).free}
     archgraph.Importance(scores, {}).save("scores.safetensors")
     words = ask.split()
-    hint = "add --state FILE --weights FILE to keep the chosen positions"
+    hint = "add --state FILE --weights FILE"
     alone = call(*words, "-o", "small.yaml")
     assert alone.exit_code == 0 and hint in alone.output, alone.output
     files = ("--state", "full.safetensors", "--weights", "w.safetensors")
@@ -746,7 +746,7 @@ def test_run_resume_and_report(here: Path):
     more = call("run", "experiment.yaml", "--out", "first", "--set", "rounds=2", "--resume")
     assert more.exit_code == 0, more.stderr
     assert "resumes after round 1\nround 2 of 2: " in more.stderr
-    assert "from round 2 on rounds: 2 instead of 1" in " ".join(more.output.split())
+    assert "from round 2, rounds: 2 instead of 1" in " ".join(more.output.split())
     assert len((here / "first/metrics.jsonl").read_text().splitlines()) == 2
     page = call("report", "first", "-o", "page.html")
     assert page.exit_code == 0, page.stderr
@@ -791,7 +791,7 @@ def test_run_that_diverges_says_who_and_fails(here: Path):
         "run", "experiment.yaml", "--set", "local.lr=1e30", "--set", "rounds=2", "--out", "w"
     )
     assert wild.exit_code == 1, wild.output
-    assert "updates refused: client " in wild.stderr and "rounds 1–2" in wild.stderr
+    assert "updates rejected: client " in wild.stderr and "rounds 1–2" in wild.stderr
     assert "training has diverged" in wild.output
 
 

@@ -142,8 +142,8 @@ MISTAKES = {
     "a list that is not aligned": Mistake(
         model("  - {name: body", "- {name: body"),
         "show model.yaml",
-        "model.yaml:12: is not YAML; expected key; let keys of a mapping, "
-        "or dashes of a list, begin in one column",
+        "model.yaml:12: is not YAML; expected key; align the keys of a mapping, "
+        "or the dashes of a list, in one column",
     ),
     "a tab": Mistake(
         model("  residual", "\tresidual"),
@@ -207,13 +207,13 @@ MISTAKES = {
     "a family instead of an experiment": Mistake(
         {},
         "run family.yaml",
-        "family.yaml:1: is a family, not an experiment; name it in an experiment, "
+        "family.yaml:1: is a family, not an experiment; write an experiment file with the key "
         "family: family.yaml",
     ),
     "a model instead of an experiment": Mistake(
         {},
         "run model.yaml",
-        "model.yaml:1: is a model, not an experiment; name it in an experiment, "
+        "model.yaml:1: is a model, not an experiment; write an experiment file with the key "
         "family: {model: model.yaml, clients: [{name: all, count: 4}]}",
     ),
     "a model file that is not there": Mistake(
@@ -454,7 +454,9 @@ MISTAKES = {
         "'rounds': is set twice, to 3 and 4",
     ),
     "nothing to resume": Mistake(
-        {}, RUN + " --resume", "out: no run to resume; found no run.yaml; start it without resume"
+        {},
+        RUN + " --resume",
+        "out: no run to resume; found no run.yaml; start the run without resume",
     ),
     "a misspelt tracker": Mistake(
         experiment("rounds: 2", "rounds: 2\ntrackers: [tensorbord]"),

@@ -529,7 +529,7 @@ MISTAKES: dict[str, tuple[Change, str]] = {
         lambda folder: {"tokenizer": "b.json", "text": ["review", "other"]},
         "data: b.json: does not separate the two texts of a pair; set its post_processor",
     ),
-    "tokenizer_alone": (told(text=None), "data.tokenizer: is for texts; found no `text`; name the"),
+    "tokenizer_alone": (told(text=None), "data.tokenizer: applies to columns of texts only"),
     "no_such_text": (
         told(text="reviews"),
         "data.text: there is no such column; found 'reviews'; expected one of review, other, "
@@ -540,9 +540,9 @@ MISTAKES: dict[str, tuple[Change, str]] = {
     "three_texts": (told(text=["review", "other", "label"]), "data.text: has a wrong value; found"),
     "pairs_without_target": (
         told(text=["review", "other"], target=None),
-        "data.text: predicts the next token of one text only; found two columns; expected one col",
+        "data.text: next-token prediction needs a single column of texts; found two columns",
     ),
-    "columns_too": (told(columns=["n"]), "data.columns: is for numbers and categories; found `tex"),
+    "columns_too": (told(columns=["n"]), "data.columns: applies to columns of numbers and"),
     "numbers_as_text": (
         told(text="n"),
         "data: rows.csv: row 1: n: is not a text: all values are numbers; found '1'; name another",

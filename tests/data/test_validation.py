@@ -152,7 +152,7 @@ def test_where_the_best_round_is_gone_no_run_goes_on_and_nothing_is_lost(spec, t
         return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
     before = content()
-    said = r"after round 5: the best round until then is gone; .* 5, 6, not of 3; resume after a"
+    said = r"after round 5: the checkpoint of the best round .* 5, 6, not of 3; resume after a"
     with pytest.raises(ag.RunError, match=said):
         ag.run(file, data=rows(), out=folder, resume_from=5, progress=False)
     assert content() == before

@@ -123,6 +123,6 @@ def test_a_record_that_does_not_know_the_code_says_so_once(go: Callable[..., Run
     sums.write_text(sums.read_text().replace(before, sha256(server)))
     run = go(2)
     assert [note for note in run.notes if "code" in note] == [
-        "from round 2 on your code is on record: whether it had changed by then is unknown"
+        "your code is recorded only from round 2; earlier rounds may have run other code"
     ]
     assert named(go(3, loss57=f"{MODULES['loss57']}\nMORE = 1\n")) == ["loss57"]

@@ -493,14 +493,14 @@ MISTAKES = (
     Wrong(
         "two optimisers",
         local(optimiser={"Adam": {}, "SGD": {}}),
-        "e.yaml:7: local.optimiser: is not one optimiser; found Adam, SGD; expected a class, or a "
-        "class with its arguments, e.g. {NAME: {key: value}}",
+        "e.yaml:7: local.optimiser: must name exactly one optimiser; found Adam, SGD; expected "
+        "a class, or a class with its arguments, e.g. {NAME: {key: value}}",
     ),
     Wrong(
         "momentum of Adam",
         local(optimiser="Adam", momentum=0.9),
-        "e.yaml:7: local.momentum: is for SGD without `optimiser`; found 0.9; write optimiser: "
-        "{Adam: {momentum: …}}, or null here",
+        "e.yaml:7: local.momentum: cannot be combined with `optimiser`; found 0.9; write "
+        "optimiser: {Adam: {momentum: …}}, or null here",
     ),
     Wrong(
         "Muon on biases",
@@ -513,8 +513,7 @@ MISTAKES = (
     Wrong(
         "over without a schedule",
         local(over="round"),
-        "e.yaml:7: local.over: has no schedule to go through; found round; write a schedule, or "
-        "remove it",
+        "e.yaml:7: local.over: needs a schedule; found round; set `schedule`, or remove `over`",
     ),
     Wrong(
         "keys of earlier versions",
@@ -543,12 +542,12 @@ MISTAKES = (
     Wrong(
         "a schedule of fewer rounds",
         {"rounds": 3, **local(schedule={"OneCycleLR": {**CYCLE, "total_steps": 1}})},
-        "e.yaml:7: local.schedule: cannot set the rate; found OneCycleLR: ",
+        "e.yaml:7: local.schedule: cannot set the learning rate; found OneCycleLR: ",
     ),
     Wrong(
         "a schedule that reads figures",
         local(schedule="ReduceLROnPlateau"),
-        "it reads a figure, and rates are set before the run",
+        "it depends on a metric, but schedules are computed before the run",
     ),
     Wrong(
         "a function",
@@ -586,7 +585,7 @@ MISTAKES = (
     Wrong(
         "a kind's rate beside the run's optimiser",
         {**local(optimiser="Adam"), **kind(lr=0.01)},
-        "e.yaml:3: clients[1].local.lr: is for SGD without `optimiser`; found 0.01; write "
+        "e.yaml:3: clients[1].local.lr: cannot be combined with `optimiser`; found 0.01; write "
         "optimiser: {Adam: {lr: …}}, or null here",
     ),
     Wrong(

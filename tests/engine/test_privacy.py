@@ -266,11 +266,11 @@ def test_statistics_that_are_left_out_are_no_obstacle(norm):
 @pytest.mark.parametrize(
     ("key", "why"),
     [
-        ("bound: 5.0", "would be judged by"),
-        ("aggregate: {clip: 1.0}", "would be judged by"),
+        ("bound: 5.0", "would depend on the other updates"),
+        ("aggregate: {clip: 1.0}", "would depend on the other updates"),
         (
             "validation: {clients: 0.2, keep: best}",
-            "held-out examples would choose the published round",
+            "held-out examples would select the published round",
         ),
     ],
 )

@@ -509,7 +509,7 @@ def test_a_program_before_a_test_is_isolated_like_a_clients(world, digits, net, 
     assert found["local"] == plain["local"] and "untuned" not in plain
     assert torch.is_grad_enabled()
     (line,) = troubles([{"round": 1, "evaluation": found}])
-    assert re.match(rf"tested without tuning: client 0, m .*; the first: {why}", line)
+    assert re.match(rf"tested without fine-tuning: client 0, m .*; the first: {why}", line)
 
 
 def test_an_interrupt_before_a_test_is_the_users(world, digits, net):

@@ -499,7 +499,7 @@ def test_run_names_clients_and_rounds_that_went_wrong(experiment, mean):
     programs = {0: Spoil("nan"), 1: Spoil("crash"), 2: Blind()}
     run = execute(experiment(mean(programs), rounds=3, sampled=None))
     assert [trouble.partition(" (")[0] for trouble in run.troubles] == [
-        "updates refused: client 0, even",
+        "updates rejected: client 0, even",
         "clients failed: client 1, odd",
         "not finite: gap of client 2, even",
     ]
@@ -533,5 +533,5 @@ def test_a_round_without_results_is_named(experiment, mean):
     run = execute(experiment(Deaf(), rounds=2))
     assert not run.sound
     assert run.troubles == (
-        "no update was taken: the strategy did not read the results (rounds 1–2)",
+        "no update was accepted: the strategy did not read the results (rounds 1–2)",
     )

@@ -247,7 +247,7 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     (
         {"local": {"optimiser": "Adam", "momentum": 0.9}},
         SpecError,
-        "local.momentum: is for SGD without `optimiser`; found 0.9; write optimiser: {Adam: ",
+        "local.momentum: cannot be combined with `optimiser`; found 0.9; write optimiser: {Adam: ",
     ),
     ({"local": {"decay": 0.5}}, SpecError, "local.decay: is an unknown key"),
     ({"data__bptt": 32}, DataError, "data.bptt: is not an option of digits; expected one of"),

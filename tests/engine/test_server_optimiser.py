@@ -294,5 +294,5 @@ def test_depthfl_corrects_means_itself(tmp_path: Path):
 
 
 def test_options_behind_the_name_are_answered_with_the_form():
-    with pytest.raises(ValueError, match="has options next to the optimiser's name"):
+    with pytest.raises(ValueError, match="must name the optimiser with the key"):
         ServerSpec.model_validate({"adam": {"lr": 0.1}})

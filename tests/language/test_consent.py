@@ -232,7 +232,7 @@ def test_consent_finds_the_strategy_of_a_folder_but_replaces_none_of_ours(regist
     double = command(here, "check", "--python", "other.yaml")  # nor does consent replace ours
     assert double.returncode == 2 and not (here / "imported").exists()
     words = " ".join(double.stdout.split())
-    assert "several packages offer a strategy of the name fedavg" in words
+    assert "several packages define a strategy named fedavg" in words
     assert "archgraph.strategies.fedavg:FedAvg, planted:Mine" in words
     done = command(here, "check", "--python", "named.yaml")
     assert done.returncode == 0, done.stdout + done.stderr

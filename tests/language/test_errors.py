@@ -480,10 +480,10 @@ attack: {fraction: 0.2, intensity: 20}
          "expected at most 1"),
         ("alpha: 0.5", "shares: {a: 1}",
          "e.yaml:6: data.partition.shares: leaves no data for the other clients; found 1; "
-         "expected less than 1 together"),
+         "expected fractions with a sum below 1"),
         ("alpha: 0.5", "shares: {a: 0.2, b: 0.2}",
          "e.yaml:6: data.partition.shares: leaves some data without a client; found 0.4; "
-         "expected 1 together"),
+         "expected fractions with a sum of 1"),
         ("{fedfa: {percentile: 0.9}}", "{fedfa: {}, fedavg: {}}",
          "e.yaml:7: strategy: must name exactly one strategy; found fedfa, fedavg; "
          "expected one, e.g. {fedfa: {}}"),

@@ -118,7 +118,7 @@ def test_the_page_and_the_list_name_every_topic() -> None:
         ("fedfa", ["percentile", "number, above 0, at most 1; default 0.95", "preset"]),
         ("heterofl", ["rates", "mapping to number"]),
         ("fedfa.percentile", ["fedfa (strategies)", "percentile", "0.95"]),
-        ("experiment", ["mapping: a strategy's name to its options"]),
+        ("experiment", ["mapping from a strategy's name to its options"]),
         ("local.lr", ["local (experiment files)", "required without `optimiser`"]),
         ("sample", ["experiment (experiment files)", "clients per round"]),
     ],

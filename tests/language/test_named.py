@@ -111,8 +111,8 @@ def test_arguments_are_what_the_class_gets() -> None:
         ("optimiser: torch.hub.load", "found 'torch.hub.load'; expected one of torch.optim"),
         ("optimiser: antigravity.Fly", "is outside the modules that may be named here"),
         ("optimiser: SparseAdam", "cannot be the optimiser; found 'SparseAdam'; it takes sparse"),
-        ("optimiser: [SGD]", "is not one optimiser; found ['SGD']; expected a class"),
-        ("optimiser: {SGD: 0.1}", "is not one optimiser; found SGD; expected a class"),
+        ("optimiser: [SGD]", "must name exactly one optimiser; found ['SGD']; expected a class"),
+        ("optimiser: {SGD: 0.1}", "must name exactly one optimiser; found SGD; expected a class"),
         (
             "schedule: {SequentialLR: {schedulers: [{StepLR: {step: 3}}], milestones: [1]}}",
             "schedule.SequentialLR.schedulers[0].StepLR.step: is an unknown key; found 'step'",

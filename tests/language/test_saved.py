@@ -73,7 +73,7 @@ def test_every_ending(traced, tmp_path):
 
 
 def test_what_cannot_be_saved_says_why(traced, tmp_path):
-    with pytest.raises(SpecError, match="a graph has no weights for a folder"):
+    with pytest.raises(SpecError, match="a folder needs weights, but a graph has none"):
         ag.save(traced.graph, f"{tmp_path}/")
     with pytest.raises(SpecError, match="an architecture is written as YAML"):
         ag.save(traced, tmp_path / "m.safetensors")

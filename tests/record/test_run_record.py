@@ -177,7 +177,7 @@ def test_a_finished_run_goes_on_for_more_rounds(experiment, tmp_path):
     assert bits(more.server.tensors) == bits(whole.server.tensors)
     assert [line["round"] for line in more.rounds] == [1, 2, 3]
     assert more.notes == (
-        "from round 2 on rounds: 3 instead of 1: bits may differ from an uninterrupted run",
+        "from round 2, rounds: 3 instead of 1: the last digits of results may differ",
     )
     assert json.loads((tmp_path / "r/facts.json").read_bytes())["rounds"] == 3
     again = execute(experiment(rounds=3), out=tmp_path / "r", resume=True)
@@ -195,7 +195,7 @@ def test_run_that_goes_on_elsewhere_says_that_bits_may_differ(experiment, tmp_pa
     with monkeypatch.context() as patch:
         patch.setattr(torch, "get_num_threads", lambda: 99)
         resumed = execute(experiment(rounds=3), out=tmp_path / "r", resume=True)
-    note = f"from round 3 on threads: 99 instead of {threads}: bits may differ"
+    note = f"from round 3, threads: 99 instead of {threads}: the last digits"
     assert [text[: len(note)] for text in resumed.notes] == [note]
     assert note in resumed.table().note
     assert resumed.sound
@@ -295,7 +295,9 @@ def test_a_refused_run_leaves_no_file_open(tmp_path):
 
 def test_a_run_without_checkpoint_has_no_last_one(tmp_path):
     RunRecord.create(tmp_path, "", FACTS).close()
-    with pytest.raises(RunError, match="no checkpoint; a run writes its first before round 1"):
+    with pytest.raises(
+        RunError, match="no checkpoint; a run writes its first checkpoint before round 1"
+    ):
         RunRecord.last(tmp_path, FACTS)
 
 

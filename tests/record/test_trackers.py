@@ -127,7 +127,7 @@ def test_console_names_what_went_wrong():
     stream = io.StringIO()
     said = ConsoleTracker(stream)
     said.round({"round": 1, "clients": [], "failed": [{}], "rejected": [{}, {}]})
-    assert stream.getvalue() == "round 1 of 0: 0 clients, 2 refused, 1 failed, 0.0 s\n"
+    assert stream.getvalue() == "round 1 of 0: 0 clients, 2 rejected, 1 failed, 0.0 s\n"
 
 
 def test_tensorboard_holds_the_scalars_of_every_round(run, tmp_path):
@@ -150,9 +150,12 @@ def test_tensorboard_holds_the_scalars_of_every_round(run, tmp_path):
         ("{csv: {paht: a}}", "e.yaml:8: trackers.csv.paht: unknown option; found 'paht'; expected"),
         ("{csv: {path: 3}}", "e.yaml:8: trackers.csv.path: has a wrong value; found 3; expected"),
         ("{console: {stream: a}}", "trackers.console.stream: unknown option; found 'stream'"),
-        ("csv", "trackers: csv: lacks an output: the run has no folder; name a run"),
+        ("csv", "trackers: csv: has no path to write to, since the run has no folder; name a run"),
         ("tensorboard", "trackers: tensorboard: needs the package tensorboard; found import"),
-        ("wandb", "one of console, csv, tensorboard; it is gone: pass an object that logs to it"),
+        (
+            "wandb",
+            "one of console, csv, tensorboard; it was removed: pass an object that logs to it",
+        ),
         ("{csv: {}, console: {}}", "e.yaml:8: trackers[0]: must be one name with its options"),
     ],
     ids=["unknown", "option", "value", "none", "folder", "package", "gone", "two"],
@@ -177,7 +180,9 @@ def test_check_knows_the_trackers(tmp_path):
 def test_options_of_a_tracker_are_by_name():
     assert tracker({"csv": {"path": Path("a.csv")}}) == CsvTracker(Path("a.csv"))
     assert tracker({"csv": {"path": None}}) == tracker("csv")
-    with pytest.raises(ag.RunError, match=r"has other options; found a\.csv; expected options by"):
+    with pytest.raises(
+        ag.RunError, match=r"has invalid options; found a\.csv; expected options by"
+    ):
         tracker({"csv": "a.csv"})
 
 

@@ -404,7 +404,7 @@ def test_the_last_rounds_of_an_unfinished_run_are_as_many_as_of_a_finished_one(t
 def test_no_part_of_the_rounds_is_refused(tmp_path: Path, last: float):
     made(tmp_path / "r", {"small": 0.5})
     with pytest.raises(
-        RunError, match=r"last: is not a part of the rounds; found .*; expected a fraction"
+        RunError, match=r"last: does not select any rounds; found .*; expected a fraction"
     ):
         comparison([tmp_path], last=last)
 
@@ -460,7 +460,7 @@ def test_the_command_takes_tiers_and_the_last_rounds(tmp_path: Path):
     assert call("--tiers", "--markdown").output == comparison([tmp_path], tiers=True).markdown()
     refused = call("--last", "0")
     assert refused.exit_code != 0
-    assert "last: is not a part of the rounds" in refused.stderr
+    assert "last: does not select any rounds" in refused.stderr
     assert "are mutually exclusive" in call("--json", "--csv").stderr
 
 

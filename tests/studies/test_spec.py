@@ -132,7 +132,9 @@ def test_a_trivial_row_has_its_data_and_no_strategy(made):
 
 def test_keys_that_are_gone_name_their_successor(made):
     for key, words in {"claims: []": "compare: ", "gate: [worst]": "trivial: "}.items():
-        with pytest.raises(SpecError, match=rf"study\.yaml:1: {key[:4]}.* it is gone: .*{words}"):
+        with pytest.raises(
+            SpecError, match=rf"study\.yaml:1: {key[:4]}.* it was removed: .*{words}"
+        ):
             made(f"{key}\n{STUDY}")
 
 
@@ -150,7 +152,7 @@ WRONG = {
     "compares_no_row": ("[A, B]", "[A, Bee]", "compare[0][1]: is not a row or column"),
     "compares_a_row_with_a_column": ("[A, B]", "[A, clean]", "compare[0][1]: is not a row or"),
     "compares_parts_of_two_mappings": ("[clean, att", "[few, att", "compare[1][1]: is not a row"),
-    "compares_it_with_itself": ("[A, B]", "[A, A]", "compare[0]: compares it with itself"),
+    "compares_it_with_itself": ("[A, B]", "[A, A]", "compare[0]: compares a row or column with"),
     "compares_three": ("[A, B]", "[A, B, A]", "study.yaml:18: compare[0]: has a wrong value"),
     "leaves_out_nothing": ("B | few, attacked", "B | none", "leave_out[0]: does not omit any cell"),
     "column_of_a_size": ("columns: {many:", "columns: {lots:", "sizes.small.columns.lots"),

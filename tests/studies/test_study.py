@@ -150,7 +150,7 @@ def test_some_cells_and_seeds_can_be_run_alone(place: Path):
         SpecError, match=r"does not match any cell; found Fed\*;.*rows: HeteroFL, Standalone"
     ):
         done(only=("Fed*",))
-    with pytest.raises(SpecError, match="seed: 7 is not a seed of this study, which has 0, 1"):
+    with pytest.raises(SpecError, match="seed: 7 is not a seed of this study; its seeds are 0, 1"):
         done(seeds=(7,))
 
 
@@ -196,7 +196,7 @@ def test_a_trivial_model_is_a_row_like_any_other(result: StudyResult, place: Pat
     text = STUDY.replace("columns:", row + "columns:", 1).replace("HeteroFL, S", "nearest, S")
     (place / "trivial.yaml").write_text(text)
     heard: list[str] = []
-    for expected in ("12 of 12: nearest, attacked, seed 1: done", "12 of 12 runs done before"):
+    for expected in ("12 of 12: nearest, attacked, seed 1: done", "12 of 12 runs already done"):
         more = ag.study(place / "trivial.yaml", out=place / "out", notify=heard.append)
         assert heard[-1] == expected and not more.failed
     values = [more.values("nearest", column, "average") for column in ("clean", "attacked")]
@@ -272,7 +272,7 @@ def test_what_is_done_is_not_run_again_and_equal_cells_are_one(result: StudyResu
     (place / "another.yaml").write_text(other.replace("name: other", "name: net"))
     heard: list[str] = []
     again = ag.study(place / "another.yaml", out=place / "out", notify=heard.append)
-    assert heard == ["8 of 8 runs done before"]
+    assert heard == ["8 of 8 runs already done"]
     assert {one.folder for one in again.runs} == set(before)
     assert all((f / "metrics.jsonl").stat().st_mtime_ns == at for f, at in before.items())
     (place / "unlike.yaml").write_text(STUDY.replace("lr: 0.1", "lr: 0.2"))
@@ -320,7 +320,7 @@ def test_what_fails_is_told_and_the_rest_goes_on(place: Path):
     done = call(app, ["study", *words, "--data", str(place)])
     assert done.exit_code == 1, done.output
     # Of the first seed, the cells that do not differ between the sizes.
-    assert "2 of 4 runs done before" in done.output
+    assert "2 of 4 runs already done" in done.output
     told = "data or weights of its runs are missing; found no cifar100; expected cifar100: "
     told += "train, test into "
     assert told in done.output and "there is no cifar100" in done.output
@@ -447,9 +447,9 @@ def test_a_folder_of_studies_writes_the_files_of_each(
     (folder / "more").mkdir()
     (folder / "more" / "a.yaml").write_text(STUDY)
     same = CliRunner().invoke(app, ["study", str(folder), "--out", str(out)])
-    assert same.exit_code == 2 and "would be written into the same files" in same.output
+    assert same.exit_code == 2 and "would write to the same files" in same.output
     nothing = CliRunner().invoke(app, ["study", str(folder / "c.yaml")])
-    assert nothing.exit_code == 2 and "no study of this size, small" in nothing.output
+    assert nothing.exit_code == 2 and "no study defines the size small" in nothing.output
 
 
 @pytest.mark.full
@@ -460,7 +460,7 @@ def test_records_outlive_the_runs(result: StudyResult, place: Path, tmp_path: Pa
     heard: list[str] = []
     words: dict[str, Any] = {"out": tmp_path / "gone", "records": records}
     again = ag.study(place / "table1.yaml", data_root=tmp_path, notify=heard.append, **words)
-    assert heard == ["8 of 8 runs done before"] and again.done == 8
+    assert heard == ["8 of 8 runs already done"] and again.done == 8
     assert not (tmp_path / "gone").exists()  # nothing was run
     assert study_tables(again) == study_tables(result)
     assert study_csv(again) == study_csv(result)
@@ -506,7 +506,9 @@ def test_records_are_read_whole_or_not_at_all(place: Path, result: StudyResult, 
     first["rounds"][-1]["evaluation"]["models"]["small"]["accuracy"] = 0.123
     (tmp_path / "a.jsonl").write_text(good)
     (tmp_path / "b.jsonl").write_text(json.dumps(first) + "\n")
-    with pytest.raises(RunError, match=r"b\.jsonl:1: the same run with other figures"):
+    with pytest.raises(
+        RunError, match=r"b\.jsonl:1: two records of the same run have different results"
+    ):
         read_records(tmp_path)
 
 

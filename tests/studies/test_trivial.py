@@ -175,7 +175,9 @@ def test_tokens_are_known_by_which_occur(linear: Experiment):
 
 def test_a_model_of_another_task_is_refused(linear: Experiment):
     world = dataclasses.replace(linear.world, learning=TASKS["regression"])
-    with pytest.raises(RunError, match="nearest_neighbours is a model of classes; found r"):
+    with pytest.raises(
+        RunError, match="nearest_neighbours needs targets with one class per example; found r"
+    ):
         trivial_test(dataclasses.replace(linear, world=world), "nearest_neighbours")
 
 

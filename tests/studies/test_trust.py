@@ -81,7 +81,7 @@ def test_check_repeats_a_first_round_of_each_row(place: Path, monkeypatch: pytes
     words = ["study", str(place / "short.yaml"), "--out", str(place / "out"), "--check"]
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.output
-    table = done.stdout[done.stdout.index("First rounds, repeated") :]
+    table = done.stdout[done.stdout.index("Repeated first rounds") :]
     assert table.count("repeats\n") + table.count("repeats ") == 3
     assert not (place / "out" / "runs").exists()
 
@@ -95,7 +95,7 @@ def test_check_repeats_a_first_round_of_each_row(place: Path, monkeypatch: pytes
     rewrite(place, other)
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 1
-    table = done.stdout[done.stdout.index("First rounds, repeated") :]
+    table = done.stdout[done.stdout.index("Repeated first rounds") :]
     assert "1 of" in table and table.count("figures differ") == 1
     rewrite(place, lambda record: {"run": record["run"].replace("torch", "torch0.")})
     done = CliRunner().invoke(app, words)
@@ -114,7 +114,7 @@ def test_runs_of_other_versions_are_listed_apart_and_repeated_on_request(place: 
     heard: list[str] = []
     study: dict[str, Any] = {"out": place / "out", "notify": heard.append}
     result = ag.study(place / "short.yaml", **study)
-    assert heard == ["6 of 6 runs done before"] and result.done == 0
+    assert heard == ["6 of 6 runs already done"] and result.done == 0
     assert all(one.paired is None for one in result.differences)
     assert result.values("HeteroFL", "clean", "average") == {}
     current, old, *_ = study_tables(result)

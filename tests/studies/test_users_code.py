@@ -24,12 +24,16 @@ def test_an_error_says_the_innermost_line_of_the_users_code(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("average: average_accuracy", "average: averge_accuracy", r"is not a measure; .*did you"),
+        (
+            "average: average_accuracy",
+            "average: averge_accuracy",
+            r"is not a known metric; .*did you",
+        ),
         ("seeds: [0, 1]", "seeds: [0, 0]", r"small.seeds\[1\]: occurs twice; found 0"),
         (
             "FL, Standalone",
             "FL, HeteroFL",
-            r"compare\[0\]: compares it with itself; found HeteroFL",
+            r"compare\[0\]: compares a row or column with itself; found HeteroFL",
         ),
         (
             "FL, Standalone",
