@@ -458,7 +458,7 @@ def _stack(parts: Sequence[Tensor | Text], where: str) -> Tensor | Text:
 
 
 def _by_item(value: object) -> TypeGuard[Items]:
-    """Return whether to read the value by item: subclasses of ``TensorDataset`` may change items."""
+    """Return whether to read the value by item, as subclasses of ``TensorDataset`` may need."""
     listed = hasattr(value, "__getitem__") and hasattr(value, "__len__")
     complete = isinstance(value, str | bytes | tuple | Mapping) or type(value) is TensorDataset
     # A value that converts to an array (a tensor, a pandas table) has all examples at once.

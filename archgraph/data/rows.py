@@ -179,7 +179,7 @@ def owners(rows: Records, count: int) -> dict[Hashable, np.ndarray]:
 def number_classes(
     names: Sequence[str], order: Callable[[str], str | int] = str
 ) -> tuple[Tensor, tuple[str, ...]]:
-    """Number classes in the order of their names, or of ``order``; return numbers and sorted names.
+    """Return class numbers in the order of the names (or of ``order``), and the sorted names.
 
     Example:
         >>> number_classes(["b", "a", "b"])

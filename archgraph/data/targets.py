@@ -72,7 +72,7 @@ def target_array(value: object, where: str) -> Tensor | Text:
             where=where,
             found=", ".join(map(str, first)) or "no tensors",
             expected="one tensor for each example",
-            hint="combine its tensors into one tensor that has the same shape for all examples, and "
+            hint="combine its tensors into one tensor of the same shape for all examples, and "
             'split it in your own objective: task: {objective: "python:losses:mine"}',
         )
     return array_of(value, where)
