@@ -72,7 +72,7 @@ def check(graph: ArchGraph) -> None:
         archgraph.errors.GraphError: %y: uses a result that no earlier operator computes; found %x
     """
     _bound(len(graph.nodes), LIMITS.nodes, "too many operators")
-    _bound(len(graph.params), LIMITS.leaves, "too many leaves")
+    _bound(len(graph.params), LIMITS.leaves, "too many parameters and buffers")
     _check_leaves(graph)
     values = example_sizes(graph)
     sizes = {name: values[name] for name in open_sizes(graph)}
@@ -125,16 +125,16 @@ def _check_leaves(graph: ArchGraph) -> None:
     names = Counter(name for param in graph.params for name in (param.name, *param.aliases))
     for name, count in names.items():
         with _at(name):
-            _require(count == 1, "leaf defined twice")
+            _require(count == 1, "two tensors with the same name")
             _check_name(name)
             # A module's attribute cannot be both a tensor and a module.
             for owner in itertools.accumulate(name.split(".")[:-1], "{}.{}".format):
-                _require(owner not in names, "leaf inside another leaf", owner)
+                _require(owner not in names, "tensor and module with the same path", owner)
     for param in graph.params:
         with _at(param.name):
             _check_leaf(param)
     total = sum(math.prod(param.shape) for param in graph.params)
-    _bound(total, LIMITS.elements, "leaves too large in total", unit=" elements")
+    _bound(total, LIMITS.elements, "tensors too large in total", unit=" elements")
 
 
 def _check_depth(path: str) -> None:
@@ -146,15 +146,15 @@ def _check_name(name: str) -> None:
     _check_depth(name.rpartition(".")[0])
     possible = all(name.split(".")) and name.isprintable() and not set(name) & {'"', "\\"}
     expected = "printable words joined by dots, without quotes and backslashes"
-    _require(possible, "leaf with an invalid name", expected=expected)
+    _require(possible, "tensor with an invalid name", expected=expected)
 
 
 def _check_leaf(param: Param) -> None:
     type_, value = param.type, param.value
     sound = all(isinstance(s, int) and s >= 0 for s in type_.shape)
-    _require(sound, "leaf with an invalid size", type_)
+    _require(sound, "tensor with an invalid size", type_)
     elements = math.prod(param.shape)
-    _bound(elements, LIMITS.leaf_elements, "leaf too large", type_, " elements")
+    _bound(elements, LIMITS.leaf_elements, "tensor too large", type_, " elements")
     _check_type(type_, {})
     dtype = torch_dtype(param.dtype)
     trainable = dtype.is_floating_point or dtype.is_complex or not param.trainable
@@ -201,7 +201,7 @@ def _check_uses(
         if isinstance(item, Ref):
             _require(item.name in seen, "uses a result that no earlier operator computes", item)
         elif isinstance(item, Leaf):
-            _require(item.name in graph.param, "uses a leaf that does not exist", item)
+            _require(item.name in graph.param, "uses a tensor that does not exist", item)
         _check_size(item, sizes)
 
 
@@ -339,7 +339,7 @@ def _check_inputs(graph: ArchGraph) -> None:
     for name, size in open_sizes(graph).items():
         with _at(name):
             _require(is_size_name(name), "not a valid name for an open size")
-            _require(name not in graph.param, "an open size and a leaf have the same name")
+            _require(name not in graph.param, "an open size and a tensor have the same name")
             said = [at for at, _ in size.axes if graph.node[at].arg(name) is not None]
             message = "exactly one input must give the example of an open size"
             expected = f"{name}={{'example': …}}"
