@@ -1,8 +1,8 @@
 """The form of a data set: types, class names and scales, for reading rows on another machine.
 
 No machine of a deployment reads all rows. Still, all machines must use the same number for a class,
-the same feature for a category and the same scale for numbers. They use those of the data set that
-the form describes.
+the same feature for a category and the same scale for numbers. The form has the class names,
+categories and scales of one data set, with which all machines read their rows.
 """
 
 from __future__ import annotations

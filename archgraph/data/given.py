@@ -311,7 +311,8 @@ def _train_parts(train: object, where: str) -> dict[Hashable, SplitPart]:
     If the examples are not divided among clients, the only key is None.
 
     Raises:
-        DataError: If there are no clients, one has no examples, or clients differ in form.
+        DataError: If there are no clients, a client has no examples, or the examples of clients
+            differ in shape or type.
     """
     if not isinstance(train, Mapping):
         return {None: _part(train, where)}

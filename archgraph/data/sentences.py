@@ -136,7 +136,7 @@ def encoder(vocabulary: Mapping[str, int], length: int = LENGTH) -> Encode:
 
 
 def truncated_lengths(first: int, second: int, room: int) -> tuple[int, int]:
-    """Return the lengths of two sentences after dropping words of the longer one until both fit.
+    """Return the lengths of two sentences after dropping words of the longer until both fit.
 
     >>> truncated_lengths(4, 3, 10), truncated_lengths(9, 3, 10), truncated_lengths(9, 8, 11)
     ((4, 3), (7, 3), (6, 5))

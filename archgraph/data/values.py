@@ -58,7 +58,8 @@ class Split:
             in :mod:`archgraph.data.values`.
         mean: Mean of each channel (of a table: each feature) over training examples, in units of
             `inputs`. None for text, and for numbers that are not normalised.
-        std: Standard deviation of each channel or feature, in the same units. None if `mean` is.
+        std: Standard deviation of each channel or feature, in the same units. None if `mean` is
+            None.
         beside: Dict from name to an additional input, `[example, ...]`, such as an attention mask.
         padding: Padding of texts, with which batches are trimmed to their longest text. Default:
             batches are not trimmed.

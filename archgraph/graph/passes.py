@@ -74,8 +74,9 @@ def prune(
       in the model. ``alone`` lists these operators. Default: operators whose first argument is None
       in one mode.
     - An update, for example of a counter, is kept if an output needs an operator of its module.
-    - Parameters and buffers that only removed operators use are removed, if ``leaves`` is True.
-      Those that no operator has used before are kept, because checkpoints contain them.
+    - If ``leaves`` is True, parameters and buffers that only removed operators use are removed.
+      Parameters and buffers that no operator of ``graph`` uses are kept, because checkpoints
+      contain them.
     """
     drawing = {name for name, _ in _of_one_mode(graph)} if alone is None else alone
     live = _needed(graph, [graph.outputs, *map(Ref, drawing)])
