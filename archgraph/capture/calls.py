@@ -74,7 +74,7 @@ def fake_tensor(node: Argument) -> Tensor | None:
 
 
 def memory(node: fx.Node) -> int | None:
-    """Return the identity of a result's storage; a view has that of its source."""
+    """Return the identity of a result's storage, which a view shares with its source."""
     # Fake tensors have no memory, hence no data_ptr(), but their views share storages.
     value = fake_tensor(node)
     return None if value is None else value.untyped_storage()._cdata

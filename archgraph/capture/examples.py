@@ -38,7 +38,7 @@ def all_axes(inputs: object, stated: OpenAxes) -> OpenAxes:
 
 
 def axis_of(axes: Mapping[int, str], name: str = BATCH_WORD) -> int | None:
-    """Return the first axis with a name; None if there is none."""
+    """Return the index of the first axis with a given name; None if no axis has the name."""
     return next((axis for axis, other in axes.items() if other == name), None)
 
 

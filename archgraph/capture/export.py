@@ -116,7 +116,7 @@ def export_program(
     fixed: str = "",
     stated: OpenAxes = (),
 ) -> Captured:
-    """Export a module with a dynamic batch axis, and other axes that are stated to be open.
+    """Export a module with an open (dynamic) batch, and with other axes that the user has opened.
 
     Several inputs may have leading axes of different sizes. Axes of the same size as the first
     leading axis are batch axes, if the module allows this; other axes keep their sizes. ``fixed``

@@ -84,7 +84,7 @@ def ranges(
     example: Mapping[str, int],
     export_at: ExportAt,
 ) -> dict[str, Range]:
-    """Find the values of open sizes around the example's for which an exported program is valid.
+    """Find the ranges of open sizes, around the example's, for which an exported program is valid.
 
     1. Consider each size separately, with the other sizes as in the example. For the batch, further
        exports find guards that do not change the program.

@@ -55,7 +55,7 @@ def canonical(
     parameters: Collection[str],
     most: float = math.inf,
 ) -> OneMode:
-    """Run all passes on an exported program.
+    """Run all passes on an exported program, and return the result.
 
     Args:
         program: The program.

@@ -88,7 +88,7 @@ def open_sizes(graph: ArchGraph) -> Mapping[str, OpenSize]:
 
 
 def single_name(size: Size) -> str:
-    """Return the name of a single open size; empty for numbers and other expressions."""
+    """Return the name of a size that is one open size; empty for numbers and other expressions."""
     match [*size.terms.items()] if isinstance(size, Polynomial) else []:
         case [((str(name),), 1)] if not isinstance(name, Quotient):
             return name

@@ -275,7 +275,10 @@ class Equations:
         self._tainted += [d for d in dims if not isinstance(d, Fixed)]
 
     def settle(self, results: list[Dims], dirt: list[Dirt]) -> None:
-        """Record the dirt of each result, without layouts that are not in its own dimensions."""
+        """Record the axes at whose masked positions each result may be nonzero.
+
+        Axes that are not in the dimensions of a result are dropped.
+        """
         tainted, self._tainted = tuple(self._tainted), []
         settled: list[Dirt] = []
         for dims, layouts in zip(results, dirt, strict=True):

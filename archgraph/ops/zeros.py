@@ -51,7 +51,10 @@ def always(eq: Equations, results: list[Dims]) -> list[Dirt]:
 
 
 def first(eq: Equations, results: list[Dims]) -> list[Dirt]:
-    """Return the first operand's dirt; integer results may be nonzero at all masked positions."""
+    """Return the layouts at whose masked positions the first operand may be nonzero.
+
+    If an operator also returns integers (indices), these may be nonzero at all masked positions.
+    """
     operands = eq.operands()
     dirt = eq.dirt_of(operands[0]) if operands else ()
     floating = [torch_dtype(t.dtype).is_floating_point for t in eq.node.types]
@@ -63,13 +66,16 @@ def first(eq: Equations, results: list[Dims]) -> list[Dirt]:
 
 
 def every(eq: Equations, results: list[Dims]) -> list[Dirt]:
-    """Return the dirt of all operands together: results are zero where all operands are zero."""
+    """Return the layouts at whose masked positions any of the operands may be nonzero."""
     dirt = tuple(d for v in eq.operands() for d in eq.dirt_of(v))
     return [dirt] * len(results)
 
 
 def some(eq: Equations, results: list[Dims]) -> list[Dirt]:
-    """Return the dirt of sums of products, which are zero where one of the operands is zero."""
+    """Return the layouts at whose masked positions sums of products of operands may be nonzero.
+
+    The sums are zero where one of the operands is zero.
+    """
     return [product_dirt(eq, eq.operands(), dims) for dims in results]
 
 
@@ -79,7 +85,10 @@ def _occurrences(eq: Equations, dims: Dims) -> Counter[Var]:
 
 
 def product_dirt(eq: Equations, operands: Sequence[Value], dims: Dims) -> Dirt:
-    """Return the dirt of a sum of products: the axes for which no operand is zero."""
+    """Return the axes at whose masked positions a sum of products may be nonzero.
+
+    These are the axes for which none of the operands is zero.
+    """
     count = _occurrences(eq, dims)
     if not count:
         return ()
