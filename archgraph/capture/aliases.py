@@ -1,7 +1,7 @@
-"""Leaves that forward reads from a place other than the module: a dict, a list, a closure.
+"""Parameters and buffers that forward reads from a dict, a list or a closure, not from a module.
 
-An export replaces only the leaves in the tables of modules. A leaf that forward reads from anywhere
-else would become a constant of the program.
+An export replaces only the parameters and buffers that are attributes of modules. If forward reads
+one of them in another way, it would become a constant of the program.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.utils._pytree import PyTree
 
 
 def reads_elsewhere(model: nn.Module, program: torch.export.ExportedProgram) -> bool:
-    """Return whether a constant of a program may be a leaf of the model."""
+    """Return whether a constant of a program may be a parameter or buffer of the model."""
     leaves = {t.untyped_storage().data_ptr() for _, _, t in _leaves(model) if not t.is_meta}
     buffers = {*program.graph_signature.buffers}  # constants outside of the state, and leaves
     constants = (t for k, t in program.constants.items() if torch.is_tensor(t) and k not in buffers)
@@ -24,7 +24,7 @@ def reads_elsewhere(model: nn.Module, program: torch.export.ExportedProgram) -> 
 
 
 class Following(TorchFunctionMode):
-    """Replace each leaf in the arguments of functions by the one that its module holds now."""
+    """Replace parameters and buffers in arguments by the current attributes of their modules."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class Following(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., object], types: PyTree, args: PyTree = (), kwargs: PyTree = None
     ) -> PyTree:
-        """Call a function with current leaves."""
+        """Call a function with current parameters and buffers."""
         current = pytree.tree_map_only(Tensor, self._current, (args, kwargs or {}))
         return func(*current[0], **current[1])
 
@@ -44,7 +44,7 @@ class Following(TorchFunctionMode):
 
 
 def _leaves(model: nn.Module) -> Iterator[tuple[Mapping[str, Tensor], str, Tensor]]:
-    """Yield the tables of modules, with the names and tensors in them."""
+    """Yield the dicts of parameters and buffers of modules, with their names and tensors."""
     for module in model.modules():
         for table in (module._parameters, module._buffers):
             yield from ((table, name, leaf) for name, leaf in table.items() if leaf is not None)  # type: ignore[misc]  # entries of None are skipped

@@ -1,9 +1,10 @@
-"""Branches on the values of a tensor that have only one possible outcome.
+"""Decide branches on the values of a tensor that have only one possible outcome.
 
-During an export, an ``if`` on a tensor is decided from the calls that computed the tensor: by its
-value if it depends on constants and buffers alone (masks), otherwise by the range of its results. A
-draw from [0, 1) is never below 0 (layer drop that never drops), and numbers are assumed to be
-finite (guards against overflow in half precision).
+During an export, an ``if`` on a tensor is decided from the calls that computed the tensor. If the
+tensor depends only on constants and buffers (a mask), the branch is decided by its value. Otherwise
+it is decided by the range of possible results. For example, a random number in [0, 1) is never
+below 0, as in layer drop with the rate 0. Numbers are assumed to be finite, which decides guards
+against overflow in half precision.
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ _BELOW_ONE = math.nextafter(1.0, 0.0)
 
 @contextlib.contextmanager
 def deciding(model: nn.Module, observed: Observed) -> Iterator[None]:
-    """Let forward branch on a tensor if only one outcome is possible; note omitted branches."""
+    """Allow branches on a tensor with only one possible outcome; note omitted branches."""
     original, read = Tensor.__bool__, Tensor.item
     constants = _Constants(model)
 
     def known(self: Tensor, *, single: bool) -> float | None:
-        """Return the value of a tensor, or one with the same truth; None if it can differ."""
+        """Return the value of a tensor, or a value with the same truth; None if it can differ."""
         node = _node(self)
         if node is None:
             return None
@@ -94,14 +95,14 @@ def _node(tensor: Tensor) -> fx.Node | None:
 
 
 class _Constants:
-    """Values of calls that depend on constants and buffers alone.
+    """Values of calls that depend only on constants and buffers.
 
     Each call runs once, in order, on copies. If a call with an unknown result writes to memory,
-    that memory becomes unknown.
+    the content of this memory becomes unknown.
 
     Attributes:
-        names: Buffers that known calls depend on.
-        sized: Calls that depend on constants, buffers and open sizes alone.
+        names: Buffers on which known calls depend.
+        sized: Calls that depend only on constants, buffers and open sizes.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -117,7 +118,7 @@ class _Constants:
         self.sized: set[fx.Node] = set()
 
     def of(self, node: fx.Node) -> Tensor | None:
-        """Return the value of a call; None if it depends on anything else."""
+        """Return the value of a call; None if it depends on other values."""
         self._follow(node.graph)
         value = self._values.get(node)
         return value if isinstance(value, Tensor) else None
@@ -176,7 +177,7 @@ class _Constants:
 
 
 class _Ranges:
-    """Ranges of the results of calls; ``finite``: whether one assumed finite numbers."""
+    """Ranges of the results of calls; ``finite`` is True if a range assumes finite numbers."""
 
     def __init__(self) -> None:
         self.finite = False
@@ -229,7 +230,7 @@ def _compared(name: str, a: Ends, b: Ends) -> Ends:
 
 
 def _truth(a: Ends) -> Ends:
-    """Return the range of whether a number is not zero."""
+    """Return the range of the boolean ``x != 0``."""
     if a == _NO:
         return _NO
     return _EITHER if a[0] <= 0 <= a[1] else _YES

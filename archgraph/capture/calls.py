@@ -1,4 +1,4 @@
-"""Properties of one call of a capture: source line, memory, region, writes, canonical form."""
+"""Functions for one call of a capture: source line, memory, region, writes, canonical form."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KERNEL_ERRORS = (IndexError, RuntimeError, TypeError, ValueError)
 
 
 def arguments(node: fx.Node, read: Reader) -> dict[str, Value]:
-    """Return the arguments of a call, as a dict from name to graph value."""
+    """Return the arguments of a call as a dict from names to values of a graph."""
     assert isinstance(node.target, torch._ops.OpOverload)
     formal = node.target._schema.arguments
     args = {a.name: read(v, str(a.type)) for a, v in zip(formal, node.args, strict=False)}
@@ -36,7 +36,7 @@ def arguments(node: fx.Node, read: Reader) -> dict[str, Value]:
 def canonical_call(
     node: fx.Node, args: Mapping[str, Value], sizes: CapturedSizes
 ) -> tuple[str, dict[str, Value]]:
-    """Return a call in canonical form, with implicit sizes made explicit; the name may be empty."""
+    """Return a call in canonical form, with explicit sizes; the operator's name may be empty."""
     value, line = node.meta.get("val"), where(node)
     results = [value] if isinstance(value, Tensor) else value
     shapes = tuple(sizes.shape(v, line) for v in results or () if v is not None)
@@ -74,14 +74,14 @@ def fake_tensor(node: Argument) -> Tensor | None:
 
 
 def memory(node: fx.Node) -> int | None:
-    """Return the identity of a result's storage; a view has that of its source."""
+    """Return the identity of a result's storage, which a view shares with its source."""
     # Fake tensors have no memory, hence no data_ptr(), but their views share storages.
     value = fake_tensor(node)
     return None if value is None else value.untyped_storage()._cdata
 
 
 def path(node: fx.Node, views: Mapping[fx.Node, View]) -> list[fx.Node]:
-    """Return a result, the tensor that it is a view of, and so on to the owner of the memory."""
+    """Return a result, the tensor of which it is a view, and so on to the owner of the memory."""
     nodes = [node]
     while nodes[-1] in views:
         nodes.append(views[nodes[-1]].parent)
@@ -89,7 +89,7 @@ def path(node: fx.Node, views: Mapping[fx.Node, View]) -> list[fx.Node]:
 
 
 def region(node: fx.Node) -> Region:
-    """Return the switches under which a call runs."""
+    """Return the settings with which a call runs: gradients and autocast."""
     return node.meta.get(REGION, PLAIN)
 
 
@@ -120,7 +120,7 @@ def written(node: fx.Node) -> fx.Node | None:
 
 @functools.cache
 def operator_name(target: torch._ops.OpOverload) -> str:
-    """Return the name that graphs use for an operator, e.g. ``unsqueeze`` for ``unsqueeze_``."""
+    """Return the name of an operator in graphs, e.g. ``unsqueeze`` for ``unsqueeze_``."""
     op = op_name(target)
     if torch.Tag.inplace_view not in target.tags:
         return op
@@ -140,7 +140,7 @@ def insert(
 ) -> fx.Node:
     """Insert a call in place of another one, with its line, module and region.
 
-    ``val`` is its fake result; ``flags`` are further entries of its ``meta``.
+    ``val`` is the fake result of the call, and ``flags`` are further items of its ``meta``.
     """
     # Sizes may already be those of a graph: :mod:`spell` accepts both.
     node = graph.call_function(target, args, dict(kwargs))  # type: ignore[arg-type]

@@ -1,8 +1,8 @@
-"""Casts: the casts that autocast applies to arguments become calls of their own.
+"""Insert the casts of autocast as separate calls.
 
-Requires a folded tape. Guarantees that no call depends on autocast: every cast is a ``to.dtype``
-right before the operator, as torch itself decides it. A leaf is cast once per region, as in
-autocast's own cache.
+Requires a folded tape. Guarantees that no call depends on autocast: every argument that torch would
+cast is cast by a ``to.dtype`` right before the operator. A parameter is cast once in each region,
+as with autocast's cache.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _TO = torch.ops.aten.to.dtype
 
 
 def spell_casts(tape: Tape) -> Tape:
-    """Make autocast's casts explicit.
+    """Insert the casts of autocast as separate calls.
 
     Raises:
-        TraceError: If casts of arguments cannot express the effect of autocast.
+        TraceError: If the effect of autocast is not a cast of arguments.
     """
     work = _Casting(tape)
     for node in list(tape.graph.nodes):
@@ -49,7 +49,7 @@ def spell_casts(tape: Tape) -> Tape:
 
 @dataclass
 class _Casting:
-    """Casts so far: all users of a leaf in a region share one, and get a new one after a write."""
+    """Casts so far. All users of a parameter in a region share a cast until the next write."""
 
     tape: Tape
     leaf_casts: dict[_Key, fx.Node] = field(default_factory=dict)
@@ -87,7 +87,7 @@ class _Casting:
 
 
 def _casts(node: fx.Node) -> dict[fx.Node, torch.dtype]:
-    """Return the arguments of a call that autocast casts, with dtypes, as torch decides them."""
+    """Return a dict from the arguments of a call that autocast casts to their new dtypes."""
     target, autocast = node.target, calls.region(node).autocast
     assert isinstance(target, torch._ops.OpOverload) and autocast is not None
     tensors = {
@@ -124,7 +124,7 @@ def _casts(node: fx.Node) -> dict[fx.Node, torch.dtype]:
 
 
 class _Casts(TorchDispatchMode):
-    """Records which of some tensors are cast before an operator runs, and to which dtype."""
+    """Mode that records casts of the ``watched`` tensors before an operator runs."""
 
     def __init__(self, watched: dict[int, fx.Node]) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""Random numbers of Python and NumPy, which a graph does not draw: does a result depend on them?
+"""Set the random numbers of Python and NumPy, to detect results that depend on them.
 
-Both libraries use a Mersenne Twister. Its state can be set so that it returns any numbers,
-including those that decide a branch with any bound.
+A graph does not draw numbers from Python or NumPy. Both libraries use a Mersenne Twister, whose
+state can be set so that it returns any numbers, for example those that change the side of a branch.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def generators() -> tuple[object, ...]:
 def other_draws(parts: int) -> Iterator[None]:
     """Set both generators to a series of states, and restore them in the end.
 
-    The range of the numbers is divided into ``parts`` equal parts. In turn, the next numbers rise
-    from the start of each part; finally, they fall from the end of the range.
+    The range of the numbers is divided into ``parts`` equal parts. In each state, the next numbers
+    rise from the start of one part. In the last state, they fall from the end of the range.
     """
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002  # forward may use it
     starts = [part * (_HIGHEST // parts) for part in range(parts)]

@@ -1,4 +1,4 @@
-"""Example inputs: their tensors, batch, open axes and device."""
+"""Functions for example inputs: their tensors, batch, open axes and device."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def example_tensors(inputs: object) -> list[Tensor]:
 
 
 def all_axes(inputs: object, stated: OpenAxes) -> OpenAxes:
-    """Add the batch dimension to the dynamic dimensions. Default: dimension 0."""
+    """Add the batch dimension to the open dimensions; by default, it is dimension 0."""
     tensors = example_tensors(inputs)
     axes: list[dict[int, str]] = []
     for index, tensor in enumerate(tensors):
@@ -38,7 +38,7 @@ def all_axes(inputs: object, stated: OpenAxes) -> OpenAxes:
 
 
 def axis_of(axes: Mapping[int, str], name: str = BATCH_WORD) -> int | None:
-    """Return the first axis with a name; None if there is none."""
+    """Return the index of the first axis with a given name; None if no axis has the name."""
     return next((axis for axis, other in axes.items() if other == name), None)
 
 
@@ -70,7 +70,7 @@ def grow(inputs: T, axes: OpenAxes) -> T:
 
 
 def at_size(inputs: T, axes: OpenAxes, name: str, size: int, *, numbers: bool = True) -> T:
-    """Return the inputs with another value of an open size: repeated from the start, or cut.
+    """Return the inputs with another value of an open size, by repeating or cutting them.
 
     With ``numbers=False``, the tensors are not initialised: an export does not read their values,
     and a guard may require a batch of millions of examples.
@@ -92,10 +92,10 @@ def at_size(inputs: T, axes: OpenAxes, name: str, size: int, *, numbers: bool = 
 
 
 def redrawn(inputs: T) -> T:
-    """Redraw floating-point numbers of the same kind; keep ids, masks and indices.
+    """Replace floating-point numbers by similar random numbers; keep ids, masks and indices.
 
-    A mask has at most two values, or values that are not finite. Whole numbers are rolled along the
-    batch, so that each column keeps its values.
+    A tensor with at most two different values, or with values that are not finite, is a mask. Whole
+    numbers are rolled along the batch, so that each column keeps its values.
     """
     generator = torch.Generator().manual_seed(1)
 
@@ -125,7 +125,7 @@ def redrawn(inputs: T) -> T:
 def shapes(
     inputs: ExampleInputs, dims: Sequence[Mapping[int, object]]
 ) -> torch.export.ShapesCollection:
-    """Return the dynamic axes of tensors in the form that ``torch.export`` takes."""
+    """Return the dynamic axes of tensors in the form that ``torch.export`` accepts."""
     collection = torch.export.ShapesCollection()
     for tensor, axes in zip(example_tensors(inputs), dims, strict=True):
         if axes:
@@ -146,7 +146,8 @@ def register_dataclasses(inputs: object) -> None:
 def buffers_on_meta(model: nn.Module) -> Iterator[dict[str, Tensor]]:
     """Temporarily move buffers to the meta device if a parameter is on it.
 
-    This puts the complete model on one device. Yields the values of the buffers that have any.
+    The complete model is then on one device. Yields the values of buffers that were not on the meta
+    device.
     """
     values: dict[str, Tensor] = {}
     if not any(parameter.is_meta for parameter in model.parameters()):

@@ -1,4 +1,4 @@
-"""One ``torch.export`` with open axes, and its assumptions about their sizes."""
+"""Run ``torch.export`` with open axes, and find its assumptions about their sizes."""
 
 from __future__ import annotations
 
@@ -74,18 +74,18 @@ class Captured:
 
     @property
     def branches(self) -> bool:
-        """Whether forward selects a branch by a tensor: eager PyTorch compiles such branches."""
+        """Whether forward calls ``torch.cond``, which PyTorch compiles in eager mode."""
         return any(n.target is torch.ops.higher_order.cond for n in self.program.graph.nodes)
 
     def sizes(self) -> dict[str, OpenSize]:
-        """Return the open sizes of a graph, without the inputs that have them."""
+        """Return the open sizes of the graph, without the axes of inputs."""
         examples = {**size_values(self.inputs, self.axes), BATCH_WORD: 1}
         return {n: OpenSize(n, examples[n], *r.ends, ()) for n, r in self.ranges.items()}
 
     def ends(self) -> Iterator[tuple[str, ExampleInputs]]:
-        """Yield inputs at each end of the range of each open size except the batch.
+        """Yield inputs for the least and the largest value of each open size except the batch.
 
-        Large ends are skipped, because their results would take more memory than the model.
+        Large values are skipped, because their results would need more memory than the model.
         """
         for name, size in self.sizes().items():
             for value in {size.low, size.high} - {size.example, math.inf}:
@@ -94,7 +94,7 @@ class Captured:
                     yield f"{name} of {int(value)}", inputs
 
     def few(self) -> ExampleInputs:
-        """Return the inputs with two examples if the batch is open, or the least valid number."""
+        """Return the inputs with two examples, or the least valid number, if the batch is open."""
         examples = size_values(self.inputs, self.axes).get(BATCH_WORD)
         if examples is None:
             return self.inputs
@@ -116,26 +116,29 @@ def export_program(
     fixed: str = "",
     stated: OpenAxes = (),
 ) -> Captured:
-    """Export a module with a dynamic batch axis, and other axes that are stated to be open.
+    """Export a module with an open (dynamic) batch, and with other axes that the user has opened.
 
-    Several inputs may have different leading axes. Axes with the size of the first one's are batch
-    axes, if the module allows it; the others keep their size. ``fixed`` is the reason why the batch
-    has the example's size; ``stated`` gives the open axes by tensor.
+    Several inputs may have leading axes of different sizes. Axes of the same size as the first
+    leading axis are batch axes, if the module allows this; other axes keep their sizes. ``fixed``
+    is the reason why the batch has the example's size, and ``stated`` contains the open axes of
+    each tensor.
 
-    1. Try a batch axis that export may not fix, then one that it may fix (``AUTO``), both on an
-       example of at least two; then the size of the example. A forward that branches on the values
-       of a size needs the last. If only one input has a batch, try ``AUTO`` first, since no sizes
-       have to be equal. If it fixes the batch, the other one fails with the reason, and the
-       example's size is exported. A range to which either is restricted may turn out to be
-       unnecessary (3).
-    2. If leading axes turn out to be independent, only the first one is the batch: export again
-       with the others fixed.
-    3. Find the batch sizes for which the program is valid. If that is only the example's, continue
-       with a fixed size.
-    4. Note why the batch size is fixed, if it is.
+    1. Export with a batch axis that export may not fix. If this fails, export with a batch axis
+       that it may fix (``AUTO``), and then with the size of the example, which a forward that
+       branches on the values of a size needs. The first two use an example with a batch of at least
+       two. If only one input has a batch, try ``AUTO`` first, because no sizes have to be equal. If
+       it fixes the batch, exporting without ``AUTO`` fails with the reason, and the size of the
+       example is used. Export may restrict the batch to a range, which step 3 may find to be
+       unnecessary.
+    2. If leading axes turn out to be independent, only the first leading axis is the batch. Export
+       again with the others fixed.
+    3. Find the batch sizes for which the program is valid. If only the size of the example is
+       valid, continue with a fixed size.
+    4. If the batch size is fixed, add a note with the reason.
 
     Raises:
-        TraceError: If the module cannot be captured; gives the line of the user's code, and a hint.
+        TraceError: If the module cannot be captured. The error names the line of the user's code
+            and has a hint.
     """
     example = args, kwargs
     register_dataclasses(example)
@@ -185,10 +188,10 @@ def export_program(
 
 @dataclass
 class _Obstacles:
-    """Obstacles to an open batch so far.
+    """Reasons against an open batch that have been found so far.
 
     Attributes:
-        asked: Condition that forward imposes on the batch.
+        asked: Condition on the batch that forward requires.
         first: First failure of an export.
         location: Line of the user's code that needs the example's size.
         fixes: Whether an export fixed the batch.
@@ -202,7 +205,7 @@ class _Obstacles:
     def add(self, error: Exception, location: str, by_size: bool) -> bool:
         """Add a failure; return whether another export may succeed.
 
-        ``by_size``: forward branches on the values of a size, which requires that fixed size.
+        If ``by_size``, forward branches on the values of a size, which must then be fixed.
         """
         self.first = self.first or error
         self.location = location
@@ -213,7 +216,7 @@ class _Obstacles:
         return not (is_branch(error) or is_unknown(error))
 
     def reason(self) -> str:
-        """Return why a batch has the example's size: condition or first failure, and line."""
+        """Return the reason why the batch has the example's size, with the line of code."""
         location = self.location
         if self.asked:
             reason = f"forward depends on {self.asked}"
@@ -228,7 +231,7 @@ class _Obstacles:
 def _with_notes(model: nn.Module, captured: Captured, reason: str) -> Captured:
     """Return a capture with notes on its differences from the module.
 
-    ``reason`` is why the batch would have the example's size.
+    ``reason`` is the reason for which the batch would have the example's size.
     """
     notes, fixed = list(captured.observed.notes), captured.fixed
     if captured.observed.drew and _depends_on_draws(model, captured):
@@ -264,7 +267,8 @@ def _place_of_number(
     """Return the line that needs the batch to be a number; empty if there is none.
 
     Raises:
-        TraceError: If forward needs another open size to be a number; names the size and the line.
+        TraceError: If forward needs another open size to be a number. The error names the size and
+            the line.
     """
     signature = inspect.signature(model.forward)
     bound = dict(signature.bind(*inputs[0], **inputs[1]).arguments)
@@ -369,11 +373,11 @@ def _export_at(
 
 
 def _depends_on_draws(model: nn.Module, captured: Captured) -> bool:
-    """Return whether other random numbers lead to another program or to other results.
+    """Return whether random numbers of Python or NumPy change the program or its results.
 
-    1. Compare programs for few draws, since an export takes long.
-    2. Compare results for many draws, which also reach a rare branch (``randrange(20) == 3``).
-       Torch draws the same numbers each time.
+    1. Compare programs for a few series of numbers, since an export takes long.
+    2. Compare results for many series of numbers, which also reach a rare branch such as
+       ``randrange(20) == 3``. Torch draws the same numbers each time.
     """
     inputs, axes = captured.inputs, captured.axes
     size = size_values(inputs, axes).get(BATCH_WORD, 0)
@@ -416,7 +420,7 @@ def _symbol(tensor: Tensor, axis: int | None) -> str:
 
 @contextlib.contextmanager
 def _known(model: nn.Module) -> Iterator[None]:
-    """Raise as soon as forward returns an object that torch cannot look into and never will."""
+    """Raise an error as soon as forward returns an object that torch cannot flatten."""
 
     def check(*call: object) -> None:
         for value in pytree.tree_leaves(call[-1]):
@@ -436,11 +440,11 @@ def _export(
     dims: Sequence[Mapping[int, object]],
     observed: Observed,
 ) -> torch.export.ExportedProgram:
-    """Export once, or repeatedly until all leaves and results of forward are recognised.
+    """Export, repeatedly if necessary, until all parameters and results of forward are recognised.
 
     1. Export the model unchanged.
-    2. If leaves became constants, export again and replace them where forward reads them.
-    3. If forward returns a dataclass that torch does not know, register it.
+    2. If parameters became constants, export again and replace them where forward reads them.
+    3. If forward returns a dataclass that torch does not know, register the dataclass.
     """
 
     def once(*around: contextlib.AbstractContextManager[object]) -> torch.export.ExportedProgram:

@@ -1,6 +1,6 @@
-"""Explain why ``torch.export`` failed: the line of the user's code, the reason, and a remedy.
+"""Explain a failure of ``torch.export``: the line of the user's code, the reason, and a remedy.
 
-This includes settings of a model that make it traceable.
+This module also has settings of a model with which it can be traced.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _VALIDATED = (
 
 
 class UnknownType(TraceError):
-    """An input or a result of forward has a type that torch cannot look into."""
+    """Raised if torch cannot flatten an input or a result of forward, because of its type."""
 
 
 def first_line(error: BaseException) -> str:
@@ -51,7 +51,7 @@ def first_line(error: BaseException) -> str:
 
 
 def is_unknown(error: BaseException) -> bool:
-    """Return whether forward takes or returns an object that torch cannot look into."""
+    """Return whether forward takes or returns an object that torch cannot flatten."""
     return re.search(_UNKNOWN, f"{type(error).__name__} {error}") is not None
 
 
@@ -138,12 +138,12 @@ _REASONS: tuple[tuple[str, str, str], ...] = (
 
 @contextlib.contextmanager
 def uncached(model: nn.Module) -> Iterator[list[str]]:
-    """Temporarily switch ``config.use_cache`` of all modules off, and yield a note on it.
+    """Temporarily set ``config.use_cache`` of all modules to False, and yield a note about it.
 
-    The keys and values for generation are objects that a graph cannot contain. A model that returns
-    them also has a switch for them. Dropping them from the results is not enough: a cache
-    concatenates earlier keys with those of the call, and a ``cat`` with an empty tensor in each
-    layer would tie axes.
+    A graph cannot contain the object with the keys and values for generation. Models that return
+    this object have the setting ``use_cache``. Dropping the object from the results is not enough:
+    a cache concatenates earlier keys with those of the call, and in each layer a ``cat`` with an
+    empty tensor would unify axes.
     """
     every = [getattr(module, "config", None) for module in model.modules()]
     configs = [c for c in every if getattr(c, "use_cache", None) is True]
@@ -165,7 +165,7 @@ _EXPERTS = "batched_mm"  # the way of transformers to run experts without branch
 
 @contextlib.contextmanager
 def batched_experts(model: nn.Module) -> Iterator[list[str]]:
-    """Temporarily run all experts without branches, if a method can set this; yield a note."""
+    """Temporarily run all experts without branches, if the model supports it; yield a note."""
     settable: list[Any] = [  # models of transformers, by their method
         module
         for module in model.modules()
@@ -198,9 +198,9 @@ SWITCHES: tuple[tuple[type[TraceError], Switch], ...] = (
 
 
 def explained_failure(model: nn.Module, error: Exception, call: Callable[[], object]) -> TraceError:
-    """Explain in one sentence where and why ``torch.export`` failed.
+    """Return an error that explains where and why ``torch.export`` failed.
 
-    ``call`` runs forward on the example inputs, without tracing.
+    ``call`` runs forward on the example inputs without tracing.
     """
     text, line = f"{type(error).__name__} {error}", place_of(error)
     where = f"{line[0]}:{line[1]} in {line[2]}" if line else definition_of(type(model).forward)
@@ -235,7 +235,7 @@ def explained_failure(model: nn.Module, error: Exception, call: Callable[[], obj
 
 
 def _refused(call: Callable[[], object], operation: str) -> str:
-    """Return a hint for any other failure, either of forward or of torch.export alone."""
+    """Return a hint for other failures: forward itself fails, or only torch.export."""
     try:
         call()
     except Exception:  # whatever forward raises

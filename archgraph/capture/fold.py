@@ -1,9 +1,9 @@
-"""Folding: results that depend on neither inputs nor parameters become constants.
+"""Constant folding: results that do not depend on inputs or parameters become constants.
 
-Requires a flat tape. Guarantees that every remaining call (not marked as folded) depends on an
-input, a parameter, a buffer or a random draw, and that its other tensors are ``get_attr`` nodes,
-each with a constant. In-place writes are folded as well, through views: a constant is the content
-of memory right before the call that uses it. The model's own tensors are never written to.
+Requires a flat tape. Guarantees that every call that is not marked as folded depends on an input, a
+parameter, a buffer or a random number, and that its other tensors are ``get_attr`` nodes, each with
+a constant. In-place writes are folded as well, also through views: a constant is the content of
+memory right before the call that uses it. Folding never writes to the model's own tensors.
 """
 
 from __future__ import annotations
@@ -32,11 +32,13 @@ from archgraph.ops.schema import op_name
 def fold_constants(tape: Tape, names: Collection[str], most: float = math.inf) -> Tape:
     """Replace results that can be computed now by constants.
 
-    1. A call whose arguments are all known runs now, on real tensors.
-    2. A live call that writes to known memory first turns all of that memory into values of the
-       graph, views after the tensor that they view; from then on the graph computes it.
-    3. A live call gets a constant before it for each known value that it reads: the content of
-       memory at this moment, since later calls may write to it.
+    1. If all arguments of a call are known, the call runs now on real tensors. All other calls are
+       *live*.
+    2. If a live call writes to known memory, all results that share this memory first become values
+       of the graph, in such an order that views follow the tensor of which they are views. From
+       then on, the graph computes them.
+    3. For each known value that a live call reads, a constant is inserted before the call. The
+       constant is the current content of memory, since later calls may write to the memory.
 
     Args:
         tape: The calls.
@@ -82,8 +84,9 @@ def fold_constants(tape: Tape, names: Collection[str], most: float = math.inf) -
 class _Folding:
     """Results computed so far, and the nodes that replace them.
 
-    ``real`` contains results that no live call can change; folded calls write to their memory. If a
-    live call writes to it, a node right before that call replaces the result (``replacement``).
+    ``real`` contains the results that have been computed. Folded calls write to their memory. If a
+    live call writes to the memory of a result, a node right before this call replaces the result
+    (``replacement``).
     """
 
     tape: Tape
@@ -134,7 +137,7 @@ class _Folding:
         return new
 
     def count(self, node: fx.Node) -> None:
-        """Count the bytes of a result that is computed now; a view has none."""
+        """Count the bytes of a result that is computed now; views do not count."""
         new = [] if node in self.views else pytree.tree_leaves(node.meta.get("val"))
         size = sum(t.numel() * t.element_size() for t in new if isinstance(t, Tensor))
         self.left -= size
@@ -188,9 +191,9 @@ class _Folding:
                 node.update_arg(position, new)
 
     def materialise(self, goal: fx.Node, node: fx.Node) -> None:
-        """Turn constants that a live call is about to write to into values of the graph.
+        """Replace constants by values of the graph before a live call writes to them.
 
-        All results that share the memory get a replacement, starting with the one written to.
+        All results that share the memory are replaced, starting with the result that is written to.
         """
         memory = calls.memory(goal)
         shared = [n for n in self.real if memory is not None and calls.memory(n) == memory]
@@ -205,7 +208,7 @@ class _Folding:
             del self.real[item]
 
     def constant(self, item: fx.Node, user: fx.Node) -> fx.Node:
-        """Insert a node right before its user with the present value of a real result."""
+        """Insert a node with the current value of a known result right before its user."""
         value = self.real[item]
         assert isinstance(value, Tensor)
         with self.tape.graph.inserting_before(user):
@@ -215,7 +218,7 @@ class _Folding:
         return new
 
     def leaf(self, tensor: Tensor, label: str | None, item: fx.Node) -> Param:
-        """Return the leaf with a value; ``label``: its name in the module, if any."""
+        """Return the constant with a value; ``label`` is its name in the module, or None."""
         try:
             value = constant(tensor)
         except GraphError as error:
@@ -231,7 +234,7 @@ class _Folding:
 
 
 def _filled(node: fx.Node, fill: int | str) -> Tensor | None:
-    """Evaluate ``zeros_like`` and others that use only the shape and dtype of their argument."""
+    """Evaluate operators that use only the shape and dtype of an argument, like ``zeros_like``."""
     # So a mask with the shape of an input is a constant, although the input is unknown.
     result = node.meta["val"]
     if not isinstance(result, Tensor) or not all(isinstance(s, int) for s in result.shape):

@@ -1,10 +1,10 @@
 """Formulas: run a module, forward and backward, without computing numbers.
 
-Every value that depends on a parameter is a plain tensor whose memory is never accessed. Its
-content is identified by a formula: the operator, the formulas and layouts of its operands, and its
-settings. Everything else in a call runs as usual: Python, autograd, hooks, random numbers. Two
-modules whose results have equal formulas compute equal results, at a thousandth of the cost of
-computing them.
+Every value that depends on a parameter is a tensor whose memory is never accessed. A formula
+identifies its content: the operator, the formulas and memory layouts of its operands, and its
+settings. Everything else in a call runs as usual: Python, autograd, hooks, random numbers. If the
+results of two modules have equal formulas, the modules compute equal results. Comparing formulas
+takes a thousandth of the time for computing numbers.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _slice(args: PyTree, kwargs: PyTree, _: Tensor | None) -> tuple[PyTree, PyTr
 
 
 def _adds_nothing(computed: Callable[[object], bool], x: Tensor, other: object, *_: object) -> bool:
-    """Return whether the summand was computed, is zero and keeps the shape (as a mask may be)."""
+    """Return whether adding ``other`` (for example a mask) changes neither values nor shape."""
     if not isinstance(other, Tensor) or not computed(other):
         return False
     return x.shape == _broadcast([x, other]) and not other.any()
@@ -98,22 +98,24 @@ _SPELLINGS: Mapping[object, Callable[..., tuple[PyTree, PyTree]]] = {
 
 
 class Unclear(Exception):
-    """The result of a call depends on numbers, or on values without a formula."""
+    """Raised if the result of a call depends on numbers, or on values without a formula."""
 
 
 class Formulas(TorchDispatchMode):
-    """Run operators on formulas.
+    """Mode that runs operators on formulas.
 
-    1. A view is created as usual: it shares memory, by which its formula is found. Values that
-       depend on no parameter are computed.
+    1. Views are created as usual. They share memory, from which their formula is found. Values that
+       do not depend on a parameter are computed.
     2. The formula of a result consists of the operator, its settings and the values of its
-       operands: what was written to their memory, and which part of it they read in which order
-       (:meth:`value`). A computed tensor is identified by its bytes. If random numbers are drawn,
-       the state of the generator is part of the formula. Equal formulas have one number.
-    3. The result gets memory of the right size, which nothing reads or writes. A copy has the
+       operands: the formulas that were written to their memory, and the parts of the memory that
+       they read, in order (:meth:`value`). A computed tensor is identified by its bytes. If random
+       numbers are drawn, the state of the generator is part of the formula. Equal formulas have the
+       same number.
+    3. The result gets memory of the right size, which is never read or written. A copy has the
        values of its operand.
-    4. A tensor that is written to gets the formula of the operator's result if it covers all of its
-       memory; otherwise a formula of the previous content and the part that is written.
+    4. If an operator writes to all of a tensor's memory, the tensor gets the formula of the
+       operator's result. Otherwise its formula consists of the previous content and the written
+       part.
 
     Attributes:
         unclear: Description of the first value without a formula; empty if there is none. Forward
@@ -169,7 +171,7 @@ class Formulas(TorchDispatchMode):
     def kept_outside(self) -> bool:
         """Return whether a result is still referenced; fill such results with NaN.
 
-        Call it after releasing all references to results.
+        Call this method after releasing all references to results.
         """
 
         def alive() -> list[torch.UntypedStorage]:
@@ -229,7 +231,7 @@ class Formulas(TorchDispatchMode):
     def _results(
         self, metas: Sequence[PyTree], formula: int, copied: Tensor | None
     ) -> list[Tensor | None]:
-        """Return the results of a call without numbers: of a formula, or copies of an operand."""
+        """Return results of a call that have a formula, or that are copies of an operand."""
         results: list[Tensor | None] = []
         for index, meta in enumerate(metas):
             result, values = None, self._number((formula, index))
@@ -280,12 +282,12 @@ class Formulas(TorchDispatchMode):
         return isinstance(operand, Tensor) and _address(operand) not in self._memory
 
     def value(self, tensor: Tensor) -> int:
-        """Return the number of a tensor's content: equal for equal values, shape and dtype."""
+        """Return a number for a tensor's content, which is equal for equal formulas."""
         kind = tensor.shape, tensor.dtype, tensor.is_conj(), tensor.is_neg()
         return self._number((self._read(tensor), *kind))
 
     def _read(self, tensor: Tensor) -> int:
-        """Return the number of a tensor's values in order: all that was written, or parts of it."""
+        """Return a number for a tensor's values in order, which may be a part of its memory."""
         if _address(tensor) not in self._memory:
             return self._number(_bytes(tensor))
         written, places = self._memory[_address(tensor)]
@@ -364,11 +366,11 @@ class Formulas(TorchDispatchMode):
     def _without_memory(
         self, func: torch._ops.OpOverload, args: PyTree, kwargs: PyTree, tensors: Sequence[Tensor]
     ) -> Sequence[PyTree]:
-        """Return the results of an operator without memory.
+        """Return the results of an operator as tensors without memory.
 
-        PyTorch's own functions for this take milliseconds. A pointwise operator is run only once,
-        on single numbers. If a result has another memory format in reality, the error is the same
-        for both modules.
+        PyTorch's functions for this take milliseconds. A pointwise operator is run only once, on
+        single numbers. If the real result has another memory format, both modules have the same
+        error.
         """
         if func in _SHAPES:
             return _SHAPES[func](*args, **kwargs)
@@ -406,7 +408,10 @@ def _needs_numbers(func: torch._ops.OpOverload) -> bool:
 
 @functools.cache
 def _writes(func: torch._ops.OpOverload) -> tuple[list[tuple[int, str]], bool | None]:
-    """Return an operator's written arguments, and whether it returns them (None if only some)."""
+    """Return the arguments to which an operator writes, and whether it returns all of them.
+
+    The second result is None if the operator returns only some of them.
+    """
     places = [
         (index, argument.name)
         for index, argument in enumerate(func._schema.arguments)
@@ -477,7 +482,7 @@ def _layout(tensor: Tensor) -> Hashable:
 
 
 def _places(tensor: Tensor) -> Places:
-    """Return where in memory a tensor's values are, in as few dimensions as possible."""
+    """Return the positions of a tensor's values in memory, in as few dimensions as possible."""
     dims = _merged(zip(tensor.shape, tensor.stride(), strict=True))
     return int(tensor.storage_offset()), dims, tensor.itemsize
 
@@ -496,12 +501,12 @@ def _merged(dims: Iterable[tuple[int, int]]) -> Strides:
 
 
 def _composed(inner: Places, outer: Places) -> Places | None:
-    """Return the places of a part of a part; None if strides cannot express them.
+    """Return the positions of a part of a part in memory; None if strides cannot express them.
 
-    1. The inner part counts the values of the outer one in order. Find the index of its first value
-       in each outer dimension.
-    2. Each inner dimension steps along outer dimensions, the last one first: either within one of
-       them, or through all of it and into the next.
+    1. The inner part counts the values of the outer part in order. Find the index of its first
+       value in each outer dimension.
+    2. Each inner dimension steps along outer dimensions, starting with the last. It steps within an
+       outer dimension, or through all of it and into the next.
     """
     (start, dims, item), (offset, around, outer_item) = inner, outer
     if item != outer_item or (0, 1) in dims:
@@ -572,7 +577,7 @@ _SHAPES: Mapping[object, Callable[..., PyTree]] = {
 
 
 def _bytes(tensor: Tensor) -> bytes:
-    """Return a hash of a tensor's values in order; NumPy would keep a reference to its memory."""
+    """Return a hash of a tensor's values in order, without keeping a reference to its memory."""
     flat = tensor.detach().resolve_conj().resolve_neg().contiguous()
     return _hash(flat)
 

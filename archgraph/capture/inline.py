@@ -1,9 +1,9 @@
-"""Inlining: an exported program becomes one flat tape; regions become switches of its calls.
+"""Inlining: convert an exported program to a flat tape of calls.
 
-Requires an exported program. Guarantees a tape without submodules: ``no_grad`` and ``autocast``
-regions are inlined (each call has its :class:`~archgraph.capture.tape.Region`), ``torch.cond`` runs
-both branches and selects with ``torch.where``, and each view refers to the tensor that it is a view
-of. (A region that remained one opaque operator would pin every axis that it touches.)
+Requires an exported program. Guarantees a tape without submodules. ``no_grad`` and ``autocast``
+regions are inlined, and each call has its :class:`~archgraph.capture.tape.Region`. For
+``torch.cond``, both branches run, and ``torch.where`` selects a result. Each view refers to the
+tensor of which it is a view. (If a region remained one operator, all of its axes would be pinned.)
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def inline(
 ) -> Tape:
     """Convert an exported program to a tape.
 
-    ``names`` contains the names of open sizes by symbol, ``owners`` the leaf of each state-dict
-    key.
+    ``names`` maps symbols to the names of open sizes. ``owners`` maps the keys of the state dict to
+    the names of parameters and buffers.
 
     Raises:
         TraceError: If a region, an input or a constant cannot be part of a graph.
@@ -96,8 +96,8 @@ def _copied(constant: Tensor) -> Tensor:
 class _Inlining:
     """The flat graph so far.
 
-    ``env`` maps a node of the program to a node of the flat graph, or to a plain value. A value
-    that enters or leaves a region is in ``same``: it equals its argument.
+    ``env`` maps a node of the program to a node of the flat graph, or to another value. ``same``
+    contains the values that enter or leave a region, which equal their arguments.
     """
 
     graph: fx.Graph = field(default_factory=fx.Graph)
@@ -195,7 +195,7 @@ class _Inlining:
         return self.run(inner.graph, inner, region)
 
     def detached(self, results: list[Argument]) -> list[Argument]:
-        """Detach the results of a ``no_grad`` region: no gradient passes through them."""
+        """Detach the results of a ``no_grad`` region, so that no gradient passes through them."""
         new: dict[Argument, Argument] = {}
         for item in results:
             value = calls.fake_tensor(item)
@@ -241,7 +241,7 @@ class _Inlining:
 
 
 def views_of(graph: fx.Graph, same: Collection[fx.Node] = ()) -> dict[fx.Node, View]:
-    """Map views to their sources; ``same`` results are their argument if they share memory."""
+    """Return a dict from views to their sources; ``same`` results may be views of an argument."""
     views: dict[fx.Node, View] = {}
     for node in graph.nodes:
         if node.op != "call_function":
@@ -259,7 +259,7 @@ def views_of(graph: fx.Graph, same: Collection[fx.Node] = ()) -> dict[fx.Node, V
 
 
 def _view(node: fx.Node) -> View | None:
-    """Return the argument that a result is a view of."""
+    """Return the argument of which a result is a view."""
     target = node.target
     assert isinstance(target, torch._ops.OpOverload)
     storage, arguments = calls.memory(node), target._schema.arguments

@@ -1,10 +1,10 @@
-"""Find the code that reads a module's mode, to see whether one capture is enough for both modes.
+"""Find the code that reads a module's mode, to decide if one capture is enough for both modes.
 
-It is enough if only norms and dropouts of torch read it, since their operators have a flag for the
-mode. Torch's attention reads the mode as well; without dropout it computes the same in both modes,
-since a capture does not use its fast path. Any other code that reads ``training`` may do anything
-with it, and only a capture in train mode shows the effect. (Two exports take nine tenths of the
-time of a trace without verification.)
+One capture is enough if only norms and dropouts of torch read the mode, because their operators
+have a flag for the mode. Torch's attention also reads the mode. Without dropout it computes the
+same in both modes, because a capture does not use its fast path. If other code reads ``training``,
+only a capture in train mode shows the effect. (Two exports take nine tenths of the time of a trace
+without verification.)
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ class Readers:
     """Code that reads or sets the mode of modules while a model runs.
 
     Attributes:
-        flagged: Modules whose operators have a flag for their mode, as addresses of their attribute
-            dicts, since an export wraps shared modules in objects with the same dict.
+        flagged: Modules whose operators have a flag for the mode. Each module is represented by the
+            address of its attribute dict, because an export wraps shared modules in objects with
+            the same dict.
         others: Whether other code reads or sets a mode.
     """
 
@@ -39,10 +40,10 @@ class Readers:
     others: bool = False
 
     def follow_flags(self, model: nn.Module, paths: Collection[str]) -> bool:
-        """Return whether flags of operators are the only difference between modes, and all follow.
+        """Return whether the modes differ only in flags of operators that follow the mode.
 
-        ``paths`` are the modules whose operators have such a flag. They must be norms and dropouts
-        of torch.nn themselves, not subclasses, and not code that calls functions.
+        ``paths`` are the modules whose operators have a flag. They must be norms and dropouts of
+        torch.nn, not subclasses of them or other modules that call functions.
         """
         by_path = dict(model.named_modules(remove_duplicate=False))
         modules = {id(vars(m)): m for m in by_path.values()}
@@ -98,10 +99,10 @@ def reading_modes() -> Iterator[Readers]:
 
 @contextlib.contextmanager
 def without_momentum(model: nn.Module) -> Iterator[None]:
-    """Temporarily mark BatchNorm layers with ``momentum=None`` (cumulative average).
+    """Temporarily set the momentum of BatchNorm layers with ``momentum=None`` to NaN.
 
-    Such layers divide by ``num_batches_tracked``, whose value an exported program does not contain.
-    In the program, their momentum is NaN.
+    These layers compute a cumulative average: they divide by ``num_batches_tracked``, whose value
+    an exported program does not contain.
     """
     norms = [
         module

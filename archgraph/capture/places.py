@@ -1,4 +1,4 @@
-"""Locations in the user's code: lines of a stack, functions, lines that ran without gradients."""
+"""Find locations in the user's code: lines of a stack, and definitions of functions."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def running() -> str:
 
 
 def is_users(file: str) -> bool:
-    """Return whether a source file belongs to neither torch, Python nor the capture itself."""
+    """Return whether a source file is not part of torch, Python or the capture itself."""
     if file.startswith((_TORCH, *_OURS, "<")):
         return False
     return not file.startswith(_PYTHON) or "site-packages" in file

@@ -1,8 +1,8 @@
-"""A faster ``torch.export`` of the same program.
+"""Make ``torch.export`` faster without changing the exported program.
 
-It avoids repeated or unnecessary work: arithmetic on open sizes, whose results are cached; the
-cache of fake tensors, which recomputes these sizes; frames and lines of code for stack traces that
-nothing requests; Python code of graphs that nothing calls.
+This module caches the results of arithmetic on open sizes, and disables the cache of fake tensors,
+which would compute these sizes again. It also avoids the frames and source lines of stack traces
+that are never requested, and the Python code of graphs that are never called.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _ARITHMETIC = (
 
 @contextlib.contextmanager
 def quicker(open_sizes: bool) -> Iterator[None]:
-    """Speed up exports; ``open_sizes``: whether a size of the inputs is a symbol."""
+    """Speed up exports; ``open_sizes`` is True if a size of the inputs is a symbol."""
     results: dict[Hashable, SymNode] = {}
     methods = vars(SymNode)
     attributes = (
@@ -50,9 +50,10 @@ def quicker(open_sizes: bool) -> Iterator[None]:
 
 
 def _remembering(name: str, compute: _Operation, results: dict[Hashable, SymNode]) -> _Operation:
-    """Cache an operation on sizes whose result depends only on the expressions.
+    """Cache an operation on sizes, whose result depends only on the expressions of the sizes.
 
-    Their replacements have a version. While operations on sizes are recorded, each is a call.
+    The replacements of symbols have a version, which is part of the key. While torch records
+    operations on sizes, the cache is not used.
     """
 
     @functools.wraps(compute)
@@ -72,11 +73,11 @@ def _remembering(name: str, compute: _Operation, results: dict[Hashable, SymNode
 
 
 class _Frames:
-    """A call's stack instead of torch's: the user's frames and those of forwards, in order."""
+    """The stack of a call: only the frames of the user's code and of forward methods."""
 
     @staticmethod
     def extract() -> _Frames:
-        """Return a stack without walking it now."""
+        """Return the current stack, whose frames are read later."""
         return _Frames()
 
     def summary(self) -> traceback.StackSummary:
@@ -100,7 +101,7 @@ _compile = GraphModule.recompile
 
 
 def _compile_later(module: GraphModule) -> None:
-    """Replace ``recompile``: compile a graph to Python code when it is called."""
+    """Replace ``recompile``, so that a graph is compiled to Python code when it is called."""
     info = getattr(module.graph._codegen, "pytree_info", None)
     if info is not None:  # export reads these, whether compiled or not
         module._in_spec, module._out_spec = info.in_spec, info.out_spec

@@ -54,7 +54,7 @@ ExportAt: TypeAlias = Callable[[int], "Exported | None"]
 class Range:
     """Values of an open size for which a capture is valid: ``low`` to ``high``, both included.
 
-    ``why`` is the condition that forward imposes; empty if the capture is valid for all values.
+    ``why`` is the condition that forward requires; empty if the capture is valid for all values.
     """
 
     low: int | None = None
@@ -63,7 +63,7 @@ class Range:
 
     @property
     def single(self) -> bool:
-        """Whether there is only one value."""
+        """Whether the range has only one value."""
         return bool(self.why) and self.low == self.high
 
     @property
@@ -84,19 +84,19 @@ def ranges(
     example: Mapping[str, int],
     export_at: ExportAt,
 ) -> dict[str, Range]:
-    """Find the values of open sizes around the example's for which an exported program is valid.
+    """Find the ranges of open sizes, around the example's, for which an exported program is valid.
 
-    1. Consider each size by itself, with the others as in the example. For the batch, further
-       exports detect guards that decide nothing.
-    2. Guards of several sizes must also hold on a grid.
+    1. Consider each size separately, with the other sizes as in the example. For the batch, further
+       exports find guards that do not change the program.
+    2. Guards of several sizes must also hold on a grid of values.
 
     Args:
         model: The exported model.
         program: Its program for the example.
-        names: Names of open sizes, by symbol.
-        example: Values of open sizes in the example, by name.
-        export_at: Function that exports the model at another batch size: the program and its
-            names; None if that fails.
+        names: Dict from symbols to the names of open sizes.
+        example: Dict from open sizes to their values in the example.
+        export_at: Function that exports the model at another batch size. It returns the program and
+            its names, or None if the export fails.
 
     Raises:
         TraceError: If only the example's value of a size is valid, or two sizes depend on each
@@ -116,10 +116,10 @@ def ranges(
 
 
 def _range_of(name: str, tests: Mapping[str, str], size: int, rest: Mapping[str, int]) -> Range:
-    """Find the values of a size around the example's at which its guards hold, others fixed.
+    """Find the range of a size around the example in which its guards hold, with others fixed.
 
     Raises:
-        TraceError: If they hold only for the example's value.
+        TraceError: If the guards hold only for the example's value.
     """
     tried = {*range(2, max(_DENSE, 2 * size)), size, *_all_boundaries(tests.values(), name, rest)}
     failing = {guard: _failing(test, name, tried, rest) for guard, test in tests.items()}
@@ -164,7 +164,7 @@ def _check_together(
 
 
 def _sample(range_: Range, example: int) -> set[int]:
-    """Return values of a range at which guards of several sizes are tried together."""
+    """Return values of a range for which guards of several sizes are evaluated together."""
     low, high = range_.ends
     low = max(low, 2)
     values = {*range(low, low + 12), *range(example - 2, example + 3), 1000, 1001, _PROBES[-4]}
@@ -174,7 +174,7 @@ def _sample(range_: Range, example: int) -> set[int]:
 
 
 def _failing(test: str, name: str, values: Iterable[int], rest: Mapping[str, int]) -> set[int]:
-    """Return the values of a size at which a guard fails, evaluated all at once if possible."""
+    """Return the values of a size at which a guard fails."""
     numbers = np.array(sorted(values))
     with (
         contextlib.suppress(AttributeError, TypeError, ValueError, ZeroDivisionError),
@@ -193,14 +193,14 @@ def _batches(
     rest: Mapping[str, int],
     export_at: ExportAt,
 ) -> Range:
-    """Find the batch sizes for which a program is valid; ``rest``: the other open sizes.
+    """Find the batch sizes for which a program is valid; ``rest`` has the other open sizes.
 
-    1. Try guards at all sizes up to a large one, and around those where they change. Sizes for
-       which they hold are valid.
-    2. Export at the nearest remaining size, since only the contiguous range around the example's
-       counts. All sizes for which the guards of that export hold have its graph.
-    3. If the graph is the same, the branch has no effect, and these sizes are valid. Otherwise the
-       range ends before that size, and sizes beyond it are irrelevant.
+    1. Evaluate the guards at all sizes up to a limit, and around larger sizes at which guards
+       change. Sizes for which all guards hold are valid.
+    2. Export at the nearest other size, since only the contiguous range around the example counts.
+       All sizes for which the guards of this export hold have the exported graph.
+    3. If this graph is the same, the branch has no effect, and these sizes are valid. Otherwise the
+       range ends before this size, and sizes beyond it do not matter.
     """
     tests = _tests(program, names)
     tried = {*range(2, _DENSE), size, *_all_boundaries(tests.values(), BATCH_WORD, rest)}  # 1
@@ -234,7 +234,7 @@ def _holding(tests: Collection[str], sizes: set[int], rest: Mapping[str, int]) -
 
 
 def _around(size: int, tried: Iterable[int], holding: set[int]) -> tuple[int | None, int | None]:
-    """Return the ends of the valid range around the example without gaps; None if it is open."""
+    """Return the ends of the contiguous valid range around the example; None for no end."""
     below = [n for n in {*tried} - holding if n < size]
     above = [n for n in {*tried} - holding if n > size]
     low = min(n for n in tried if n > max(below)) if below else None
@@ -243,7 +243,7 @@ def _around(size: int, tried: Iterable[int], holding: set[int]) -> tuple[int | N
 
 
 def _tests(program: torch.export.ExportedProgram, names: Mapping[str, str]) -> dict[str, str]:
-    """Return the assumptions of an export on its open sizes, by guard: arithmetic on names.
+    """Return a dict from guards on open sizes to their conditions, as expressions of names.
 
     A size that must be a certain number belongs to an input without open axes.
     """
@@ -261,7 +261,7 @@ def _tests(program: torch.export.ExportedProgram, names: Mapping[str, str]) -> d
 
 
 def _sources(program: torch.export.ExportedProgram, names: Mapping[str, str]) -> dict[str, str]:
-    """Return the open size for each size of an input, as guards write it."""
+    """Return a dict from sizes of inputs, as guards write them, to open sizes."""
     sources: dict[str, str] = {}
     for node in program.graph.nodes:
         value = node.meta.get("val")
@@ -279,10 +279,10 @@ def _sources(program: torch.export.ExportedProgram, names: Mapping[str, str]) ->
 
 
 def _all_boundaries(tests: Iterable[str], name: str, rest: Mapping[str, int]) -> Iterator[int]:
-    """Yield the values of a size around those at which guards change.
+    """Yield values of a size close to the values at which guards change.
 
-    1. Numbers in a guard may be such values.
-    2. If a guard differs at two neighbouring probes, bisection finds a value in between.
+    1. A guard may change at the numbers that occur in it.
+    2. If a guard differs at two neighbouring probes, bisection finds the value between them.
     """
     for test in tests:
         numbers = {int(n) for n in re.findall(r"(?<![\w.])\d+(?![\w.])", test)}

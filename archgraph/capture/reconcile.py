@@ -1,7 +1,7 @@
 """Merge the captures of a model in eval and in train mode: differences become a ``Mode``.
 
-No feature of a single mode therefore needs special treatment: dropout inside attention, stochastic
-depth, auxiliary heads.
+Features of a single mode, such as dropout inside attention, stochastic depth or auxiliary heads,
+therefore do not need special treatment.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ NodePair: TypeAlias = tuple[Node | None, Node | None]  # of evaluation and of tr
 def live_flags(draft: OneMode, params: Iterable[Param]) -> OneMode:
     """Let the flags of norms and dropouts in an eval capture follow the module's mode.
 
-    An integer buffer next to a norm's statistics that forward does not use in eval mode counts the
-    norm's batches in training.
+    If forward does not use an integer buffer of a norm in eval mode, this buffer counts the norm's
+    batches in training.
     """
     _refuse_undecided(draft, draft)
     used = {leaf for n in draft.nodes for leaf in n.leaves()} | set(draft.updates)
@@ -75,7 +75,7 @@ def _count(norm: Node, counter: str, updates: dict[str, Value]) -> Node:
 
 
 def same_inputs(evaluated: OneMode, trained: OneMode) -> None:
-    """Raise if two captures have different inputs, or an open batch in only one of them."""
+    """Raise if two captures have different inputs, or if only one has an open batch."""
     ours, theirs = ([n for n in d.nodes if n.op == "input"] for d in (evaluated, trained))
     if [(n.name, n.type) for n in ours] != [(n.name, n.type) for n in theirs]:
         raise TraceError(f"in training {trained.fixed or theirs[0]}")
@@ -84,11 +84,12 @@ def same_inputs(evaluated: OneMode, trained: OneMode) -> None:
 def reconcile(evaluated: OneMode, trained: OneMode) -> OneMode:
     """Merge two captures; differences become a ``Mode``.
 
-    1. Match operators in order by operator, module, leaves and type, and rename them: operators of
-       both captures get one name.
-    2. Matching operators become one node, with arguments merged one by one; the others belong to
-       one mode only. A draw in training whose numbers no result needs is only made in training.
-    3. Merge outputs and updates of buffers as well.
+    1. Match the calls of both captures in order. Calls match if operator, module, parameters and
+       type are equal. Matching calls get the same name.
+    2. Matching calls become one node, whose arguments are merged one by one. Other calls belong to
+       one mode only. Random numbers that are drawn in training, but that no result needs, are only
+       drawn in training.
+    3. Merge outputs and updates of buffers in the same way.
     """
     _refuse_undecided(evaluated, trained)
     merged = _matched(evaluated.nodes, trained.nodes)  # 1
@@ -145,7 +146,7 @@ def reconcile(evaluated: OneMode, trained: OneMode) -> OneMode:
 
 
 def _refuse_undecided(evaluated: OneMode, trained: OneMode) -> None:
-    """Raise on a branch on a buffer that forward changes, which each call decides again."""
+    """Raise if forward branches on a buffer that it changes, so that calls may differ."""
     changed = evaluated.updates.keys() | trained.updates.keys()
     for name, where in {**evaluated.decided, **trained.decided}.items():
         if name in changed:
@@ -157,7 +158,7 @@ def _refuse_undecided(evaluated: OneMode, trained: OneMode) -> None:
 
 
 def _only_drawn(trained: OneMode) -> set[str]:
-    """Return draws in training whose numbers no result needs, but which precede later draws."""
+    """Return draws in training that no result needs, but that change the numbers of later draws."""
     by_name = {n.name: n for n in trained.nodes}
     ends = refs((trained.outputs, *trained.updates.values()))
     live = reachable(ends, lambda name: by_name[name].uses())
@@ -187,7 +188,7 @@ def _matched(a: Sequence[Node], b: Sequence[Node]) -> list[NodePair]:
 def _all_constants(
     evaluated: OneMode, trained: OneMode
 ) -> tuple[dict[Constant, Param], dict[str, str]]:
-    """Return the constants of both captures, and the new names of those in training."""
+    """Return the constants of both captures, and new names for the constants in training."""
     constants = dict(evaluated.constants)
     labels: dict[str, str] = {}
     for value, param in trained.constants.items():
@@ -202,7 +203,7 @@ def _all_constants(
 
 
 def _join(left: Value, right: Value) -> Value:
-    """Merge a value of evaluation and one of training."""
+    """Merge a value of the eval capture and a value of the train capture."""
     if same_value(left, right):
         return left
     if isinstance(left, tuple) and isinstance(right, tuple) and len(left) == len(right):
@@ -211,7 +212,7 @@ def _join(left: Value, right: Value) -> Value:
 
 
 def _joined(left: Node, right: Node) -> Node:
-    """Merge an operator of evaluation and one of training."""
+    """Merge a node of the eval capture and a node of the train capture."""
     ours, theirs = dict(left.args), dict(right.args)
     if left.op == "input":
         return dataclasses.replace(left, args=_both_hold(left.args, right.args))
@@ -241,7 +242,7 @@ def _both_hold(
 
 
 def _one_mode_only(merged: list[NodePair], trained: OneMode) -> Iterator[str]:
-    """Yield the branches that exist in only one mode, each with its location."""
+    """Yield a description of each branch that exists in only one mode, with its location."""
     by_name = {n.name: n for n in trained.nodes}
     # Operators that reach the output; the others only update buffers.
     live = reachable(refs(trained.outputs), lambda name: by_name[name].uses())

@@ -1,8 +1,8 @@
-"""Recurrent layers: an operator with several layers and directions becomes one for each of them.
+"""Recurrent layers: split an operator with several layers and directions into one for each.
 
 Requires a functional tape. Guarantees that every recurrent operator over a sequence has one layer
-and runs forwards: a backward direction runs over the flipped sequence. Each layer and direction
-therefore has its own hidden size, and depth is the number of operators, as in all other networks.
+and runs forwards. A backward direction runs over the flipped sequence. Each layer and direction
+can therefore have its own hidden size, and layers can be removed as in other networks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ZEROS = (_ATEN.zeros.default, _ATEN.new_zeros.default)
 
 
 def unstack(tape: Tape) -> Tape:
-    """Split recurrent operators: one per layer and direction, and operators to connect them."""
+    """Split recurrent operators into one for each layer and direction, and connect these."""
     replaced: dict[fx.Node, fx.Node] = {}
     for node in list(tape.graph.nodes):
         if node.target in _SEQUENCES:
@@ -44,7 +44,7 @@ class _Stack:
 
     Attributes:
         runs: Sequence returned by each layer and direction, in its own order of time.
-        last: Last states of all of them, by kind of state.
+        last: For each kind of state, the last states of all layers and directions.
     """
 
     tape: Tape
@@ -59,7 +59,7 @@ class _Stack:
         return 1 if self.args["batch_first"] else 0
 
     def results(self) -> dict[fx.Node, fx.Node]:
-        """Expand the layers; return the replacement of each result."""
+        """Expand the layers, and return the replacement of each result."""
         output = self.run()
         results: dict[fx.Node, fx.Node] = {}
         for item in list(self.node.users):
@@ -100,7 +100,7 @@ class _Stack:
     def layer(
         self, x: fx.Node, states: Sequence[fx.Node], weights: Sequence[fx.Node], value: Tensor
     ) -> fx.Node:
-        """Insert one layer in one direction; record its last states, return its sequence."""
+        """Insert a layer in one direction, record its last states, and return its sequence."""
         values = (value, *(s.meta["val"] for s in states))
         hx = list(states) if len(states) > 1 else states[0]
         changed = {"input": x, "hx": hx, "params": list(weights), "num_layers": 1, "dropout": 0.0}
@@ -125,7 +125,7 @@ class _Stack:
         return self.insert(_ATEN.cat.default, args, value) if len(parts) > 1 else parts[0]
 
     def dropped(self, outs: Sequence[fx.Node]) -> fx.Node:
-        """Apply dropout between two layers with time first in memory: torch draws in that order."""
+        """Apply dropout between two layers, with time first in memory, as torch does."""
         x = self.joined([self.turned(out) for out in outs], -1)
         args = (x, self.args["dropout"], self.args["train"])
         return self.turned(self.insert(_ATEN.dropout.default, args, x.meta["val"]))
@@ -137,7 +137,7 @@ class _Stack:
         return self.insert(_ATEN.transpose.int, (x, 0, 1), value) if first else x
 
     def state(self, stacked: fx.Node, at: int) -> fx.Node:
-        """Return the initial state of one layer; zeros share no axis with those of other layers."""
+        """Return the initial state of one layer; each layer gets its own zeros."""
         value = stacked.meta["val"].narrow(0, at, 1)
         constant = self.tape.constants.get(stacked)
         known = constant.value if constant is not None else None
@@ -147,9 +147,9 @@ class _Stack:
         return self.insert(_ATEN.slice.Tensor, (stacked, 0, at, at + 1), value)
 
     def pick(self, item: fx.Node, kind: int) -> None:
-        """Give users of one layer's last state only that state; the hidden one is the last step.
+        """Replace a read of one layer's last state, so that it does not depend on other layers.
 
-        A layer whose last step is read then looks like all others.
+        The last hidden state is read as the last step of the layer's sequence.
         """
         for user in list(item.users):
             if user.target == _ATEN.select.int and user.args[1] == 0:

@@ -34,10 +34,15 @@ _CAPTURE = ("torch", "sympy", "mpmath", "archgraph")  # packages whose caches a 
 def restored(model: nn.Module) -> Iterator[Callable[[], list[str]]]:
     """Undo changes that forward makes; yield a function that lists changed attributes.
 
-    This covers attributes of every module and of the user's objects in them, contents of lists and
-    dictionaries, values of all tensors and arrays except parameters, ``requires_grad`` and ``grad``
-    of parameters, results of functions with ``functools.cache``, dictionaries of the modules'
-    classes and of the files that define them, and random numbers of torch, Python and NumPy.
+    These are restored:
+
+    - attributes of every module and of the user's objects in modules, and the contents of lists and
+      dictionaries;
+    - values of all tensors and arrays except parameters, and ``requires_grad`` and ``grad`` of
+      parameters;
+    - results of functions with ``functools.cache``;
+    - dictionaries of the modules' classes and of the files that define these classes;
+    - random numbers of torch, Python and NumPy.
     """
     before = _Snapshot.of(model)
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002  # forward may use it
@@ -56,8 +61,9 @@ class _Snapshot:
 
     Attributes:
         containers: Containers with their paths and contents.
-        parameters: Parameters with ``requires_grad`` and ``grad``. Their values are not copied: a
-            write to a parameter is refused, and large models need the memory.
+        parameters: Parameters with ``requires_grad`` and ``grad``. Values of parameters are not
+            copied, because a write to a parameter is an error, and copies of large models would
+            need much memory.
         copies: All other tensors and arrays, with their values.
         devices: Indices of the CUDA devices of the tensors.
         caches: Cached functions, with the number of their results.
@@ -127,8 +133,8 @@ def reachable_values(
     """Return containers that forward may change, and tensors and arrays in them, with their paths.
 
     A path begins with the name of the model's class. Modules, objects of the user and containers
-    are searched in order. The path of a table of attributes ends in a dot, that of a module's table
-    of parts in a colon.
+    are searched in order. The path of a dict of attributes ends in a dot. The path of a module's
+    dict of parameters, buffers or submodules ends in a colon.
     """
     holders: list[tuple[Container, str]] = []
     memory: list[tuple[Memory, str]] = []
@@ -155,7 +161,7 @@ def reachable_values(
 
 
 def _joined(path: str, key: object) -> str:
-    """Return the path of an item in a container; a module's parts are its attributes."""
+    """Return the path of an item in a container; parameters and submodules are attributes."""
     if path.endswith("."):
         return path[:-1] + ":" if key in _PARTS else f"{path}{key}"
     return f"{path[:-1]}.{key}" if path.endswith(":") else f"{path}[{key!r}]"
@@ -172,7 +178,7 @@ def _caches(model: nn.Module) -> set[_Cached]:
 
 
 def _shared_tables(model: nn.Module) -> list[dict[object, object]]:
-    """Return the dictionaries of the user's classes and of the files that define them (caches)."""
+    """Return dictionaries, such as caches, of the user's classes and of the files defining them."""
     every = {base for module in model.modules() for base in type(module).__mro__}
     classes = [class_ for class_ in every if is_own(class_)]
     files = (sys.modules.get(class_.__module__) for class_ in classes)
@@ -183,10 +189,11 @@ def _shared_tables(model: nn.Module) -> list[dict[object, object]]:
 
 @functools.lru_cache(maxsize=1)
 def _loaded(ids: tuple[int, ...]) -> tuple[set[_Cached], list[ModuleType]]:
-    """Return the cached functions of installed packages, and the modules outside of them.
+    """Return the cached functions of installed packages, and all modules outside of packages.
 
-    Only the latter may define further functions without importing a module. ``ids`` of all modules
-    reveal whether a module was imported or reloaded: while this result is cached, no id is reused.
+    Only modules outside of installed packages may define further functions without importing a
+    module. The ``ids`` of all modules change if a module is imported or reloaded. While this result
+    is cached, ids are not reused.
     """
     modules = [m for n, m in [*sys.modules.items()] if _is_others(n) and is_users(_file(m))]
     installed = [module for module in modules if "site-packages" in _file(module)]
@@ -194,7 +201,7 @@ def _loaded(ids: tuple[int, ...]) -> tuple[set[_Cached], list[ModuleType]]:
 
 
 def _cached(tables: Iterable[Mapping[str, object]]) -> set[_Cached]:
-    """Return the cached functions in tables of attributes and in the classes among them."""
+    """Return the cached functions in dicts of attributes, and in classes in these dicts."""
     # Lists, since another thread may define something in the meantime.
     values = [value for table in tables for value in [*table.values()]]
     classes = {id(value): value for value in values if isinstance(value, type)}  # once each
@@ -204,14 +211,14 @@ def _cached(tables: Iterable[Mapping[str, object]]) -> set[_Cached]:
 
 
 def _function_of(value: object) -> object:
-    """Return the function of a static method, class method or property; else the value itself."""
+    """Return the function of a static method, class method or property; else the value."""
     if isinstance(value, property):
         return value.fget
     return value.__func__ if isinstance(value, staticmethod | classmethod) else value
 
 
 def _is_others(name: str) -> bool:
-    """Return whether a module is outside the packages whose caches a capture fills."""
+    """Return whether a module is not in the packages whose caches a capture fills."""
     return name.partition(".")[0] not in _CAPTURE
 
 
@@ -224,7 +231,7 @@ def _kind(container: Container) -> Container:
 
 
 def _contents(container: Container) -> dict[object, object]:
-    """Return the items of a container by key or by position."""
+    """Return a dict from keys or indices to the items of a container."""
     kind = _kind(container)
     items = kind.items if issubclass(kind, dict) else kind.__iter__
     return dict(items(container) if issubclass(kind, dict) else enumerate(items(container)))
@@ -255,7 +262,7 @@ def _copy(value: Memory) -> Memory | None:
 
 
 def _write(value: Memory, copy: Memory | None) -> None:
-    """Restore the values of memory; unchanged memory is not written to."""
+    """Restore values from a copy; values that have not changed are not written."""
     if isinstance(value, np.ndarray):
         if value.flags.writeable:
             value[...] = copy

@@ -1,4 +1,4 @@
-"""Forward's signature: trees of values for its arguments and its results."""
+"""The signature of forward: nested structures of values for its arguments and results."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from archgraph.ops.schema import to_value
 
 
 def with_signature(model: nn.Module, captured: Captured, spelt: OneMode) -> OneMode:
-    """Add forward's arguments and results as trees, and all notes, to a spelt capture."""
+    """Add forward's arguments and results as nested structures, and all notes, to a capture."""
     program, notes = captured.program, [*captured.notes, *spelt.notes]
     inputs = {n.name for n in spelt.nodes if n.op == "input"}
     users: list[Value] = [
@@ -64,7 +64,7 @@ def with_signature(model: nn.Module, captured: Captured, spelt: OneMode) -> OneM
 
 
 def _saying(nodes: tuple[Node, ...], sizes: Mapping[str, OpenSize]) -> tuple[Node, ...]:
-    """Add to the first input with each open size the values for which the graph is valid."""
+    """Add the valid range of each open size to the first input that has this size."""
     left, said = dict(sizes), []
     for node in nodes:
         here = [n for n in left if node.op == "input" and Polynomial.of(n) in node.shape]
@@ -85,17 +85,17 @@ def forward_arguments(
 def open_axes(
     model: nn.Module, inputs: ExampleInputs, stated: Mapping[str, Mapping[int, str]]
 ) -> OpenAxes:
-    """Return the open axes of each tensor, from the names of inputs.
+    """Return the open axes of each input tensor.
 
     Args:
         model: The model.
         inputs: Its example inputs.
-        stated: Names of open axes, by input; a nested input is given by its path (``images.0``,
-            ``batch.mask``).
+        stated: Dict from input to a dict from dimension to the name of its size. The key of a
+            nested input is its path (``images.0``, ``batch.mask``).
 
     Raises:
-        TraceError: If there is no such input or axis, if a name is invalid or has two sizes, or if
-            the size in the example is one.
+        TraceError: If an input or axis does not exist, a name is invalid or has two sizes, or the
+            size in the example is one.
     """
     if not isinstance(stated, Mapping):
         expected = "{input: {dimension: name}}"
@@ -127,7 +127,7 @@ def open_axes(
 
 
 def _indices(model: nn.Module, inputs: ExampleInputs) -> dict[str, int]:
-    """Return the index of each input tensor, by its path."""
+    """Return a dict from the path of each input tensor to its index."""
     count = itertools.count()
     args, kwargs = pytree.tree_map_only(Tensor, lambda x: _Place(next(count)), inputs)
     return {
@@ -142,7 +142,7 @@ def _open_size(tensor: Tensor, axis: int, name: str, where: str) -> int:
     """Return the example's size of an axis that may be open.
 
     Raises:
-        TraceError: If there is no such axis, if its name is invalid, or if its size is one.
+        TraceError: If the axis does not exist, its name is invalid, or its size is one.
     """
     if not -tensor.dim() <= axis < tensor.dim():
         shape = list(tensor.shape)
@@ -160,7 +160,7 @@ def _open_size(tensor: Tensor, axis: int, name: str, where: str) -> int:
 
 @dataclass(frozen=True)
 class _Place:
-    """Placeholder for a tensor among inputs: its index."""
+    """Placeholder for an input tensor, with its index."""
 
     index: int
 
@@ -172,7 +172,7 @@ def _step(key: pytree.KeyEntry) -> str:
 
 
 def _spread(signature: inspect.Signature, key: str, value: PyTree) -> Iterator[tuple[str, PyTree]]:
-    """Spread an argument; ``*args`` and ``**kwargs`` become separate, named arguments."""
+    """Return the named arguments of an argument: several for ``*args`` and ``**kwargs``."""
     match signature.parameters[key].kind:
         case inspect.Parameter.VAR_KEYWORD:
             yield from value.items()

@@ -1,8 +1,7 @@
-"""Spelling: calls become nodes of a graph, in canonical form.
+"""Convert the calls of a tape to nodes of a graph, in canonical form.
 
-Requires a functional tape without autocast. Guarantees nodes in program order with arguments by
-schema name and inferred types. Calls that return their argument unchanged are dropped; constants
-are leaves.
+Requires a functional tape without autocast. Guarantees nodes in program order, with the argument
+names of the schemas and inferred types. Calls that return their argument unchanged are dropped.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from archgraph.ops.types import ResultType
 
 @dataclass(frozen=True)
 class OneMode:
-    """A canonical capture of one mode."""
+    """A capture of one mode in canonical form."""
 
     inputs: tuple[tuple[str, Value], ...]  # forward's arguments: trees of `input` nodes
     nodes: tuple[Node, ...]  # in program order; names are unique within the capture
@@ -56,13 +55,13 @@ def canonical(
     parameters: Collection[str],
     most: float = math.inf,
 ) -> OneMode:
-    """Run all passes on an exported program.
+    """Run all passes on an exported program, and return the result.
 
     Args:
         program: The program.
-        names: Names of its open sizes, by symbol.
-        owners: The leaf of each state-dict key.
-        parameters: Leaves that forward must not write to.
+        names: Dict from symbols to the names of open sizes.
+        owners: Dict from keys of the state dict to the names of parameters and buffers.
+        parameters: Parameters to which forward must not write.
         most: Maximum size of all results that folding computes, in bytes.
 
     Raises:
@@ -75,7 +74,7 @@ def canonical(
 
 
 def spell(tape: Tape) -> OneMode:
-    """Convert a functional tape to nodes; results are a plain tuple, arguments have no names yet.
+    """Convert a functional tape to nodes, without the structure of arguments and results.
 
     Raises:
         TraceError: If a graph cannot express an operator, a size or a number.
@@ -118,7 +117,7 @@ class _Spelling:
             self.known[node] = self.call(node)
 
     def source(self, node: fx.Node) -> None:
-        """Convert an input to a node, and a parameter, buffer or constant to a leaf."""
+        """Convert an input to a node, and a parameter, buffer or constant to a ``Leaf``."""
         val, sizes = calls.fake_tensor(node), self.tape.sizes
         if node in self.tape.constants:
             param = self.tape.constants[node]
@@ -133,7 +132,7 @@ class _Spelling:
             self.types[leaf] = sizes.type(val, leaf.name)
 
     def call(self, node: fx.Node) -> Value:
-        """Convert an operator; return its result, which may be its argument."""
+        """Convert a call of an operator, and return its result, which may be its argument."""
         assert isinstance(node.target, torch._ops.OpOverload)
         try:
             arguments = calls.arguments(node, self.value)
@@ -210,7 +209,7 @@ class _Spelling:
     # -- nodes ------------------------------------------------------------------------------
 
     def emit(self, node: fx.Node, op: str, arguments: dict[str, Value]) -> Ref:
-        """Append an operator; its type is that of the call's result."""
+        """Append an operator with the type of the call's result."""
         line, val, sizes = calls.where(node), node.meta["val"], self.tape.sizes
         try:
             args = canonical_args(op, arguments)
@@ -253,7 +252,7 @@ class _Spelling:
         return self.types.get(value) if isinstance(value, Leaf) else None
 
     def check_dtypes(self, node: fx.Node, op: str, args: tuple[tuple[str, Value], ...]) -> None:
-        """Raise on products of different dtypes, which run only on fake tensors."""
+        """Raise if an operator multiplies different dtypes, which only fake tensors allow."""
         factors = [(k, self.type_of(v)) for k, v in args if isinstance(v, (Ref, Leaf))][:2]
         dtypes = {k: t.dtype for k, t in factors if isinstance(t, TensorType)}
         if len(set(dtypes.values())) > 1:

@@ -1,8 +1,8 @@
 """The environment of an export: isolate it from the caller, and undo the effects of forward.
 
-The caller's settings (autocast, ``no_grad``) do not affect the capture. Behaviour that the captured
-program cannot show (custom gradients, hooks, seeds, draws from Python's own random numbers) is
-noted.
+The caller's settings (autocast, ``no_grad``) do not affect the capture. Notes are added for
+behaviour that the captured program cannot show: custom gradients, hooks, seeds and random numbers
+of Python.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ _AUTOCAST = ("is_autocast_enabled", "is_autocast_cpu_enabled", "get_autocast_dty
 
 @contextlib.contextmanager
 def recording(model: nn.Module) -> Iterator[None]:
-    """Let autograd record, even for a model created in inference mode, or traced in it.
+    """Enable autograd, even for a model that was created or is traced in inference mode.
 
-    Tensors created in inference mode can never be recorded: they are replaced by copies.
+    Autograd cannot record tensors that were created in inference mode, so copies replace them.
     """
     with torch.inference_mode(False), torch.enable_grad():
         copies: dict[int, Tensor] = {}  # tied weights remain tied
@@ -99,7 +99,7 @@ def spelt_forward(
 
 @contextlib.contextmanager
 def attributes_first(model: nn.Module) -> Iterator[None]:
-    """Let ``model.type`` be the submodule of that name instead of the method, as export expects."""
+    """Make ``model.type`` return a submodule of this name, not the method, as export expects."""
     hidden = [
         (vars(module), name, part)
         for module in model.modules()
@@ -117,7 +117,7 @@ def attributes_first(model: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Silence logs and output of export: its reason is part of our error."""
+    """Suppress logs and output of export, whose errors archgraph reports itself."""
     level = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -146,11 +146,11 @@ def neutral() -> Iterator[None]:
 
 @contextlib.contextmanager
 def watched(observed: Observed, where: str) -> Iterator[None]:
-    """Note behaviour that an exported program cannot show; keep locations in helper functions.
+    """Record behaviour that an exported program cannot show.
 
     Functions with a custom gradient are exported as their forward. Gradient checkpoints and
-    inference mode, which export would drop or split, are replaced by their computation. Tensors
-    saved for gradients are unchanged, whatever hooks would pack them.
+    inference mode, which export would drop or split, are replaced by their computation. Hooks that
+    pack tensors saved for gradients have no effect.
     """
     functions = _Functions()
     inference = torch.inference_mode
@@ -188,7 +188,7 @@ def replaced(attributes: Iterable[tuple[object, str, object]]) -> Iterator[None]
 
 
 def _max_pool1d(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """Compute torch's max_pool1d with an open length, which torch's own would make a number."""
+    """Compute max_pool1d for an open length, which torch's function would replace by a number."""
     if not isinstance(input.shape[-1], torch.SymInt):
         return MAX_POOL1D(input, *args, **kwargs)
     result, _ = torch.max_pool1d_with_indices(input, *args, **kwargs)
@@ -196,7 +196,7 @@ def _max_pool1d(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 
 
 class _Functions:
-    """Running functions with a custom gradient, whose forward records no gradients."""
+    """The functions with a custom gradient that are running. Their forwards record no gradients."""
 
     def __init__(self) -> None:
         self._recorded: dict[types.FrameType, bool] = {}  # of ``Function.apply``
@@ -204,21 +204,21 @@ class _Functions:
         self._apply = vars(torch.autograd.Function)["apply"].__func__.__code__
 
     def begin(self, setup: Callable[..., object]) -> bool:
-        """Record the start of ``Function.apply``: this is its first call, under any name."""
+        """Record the start of ``Function.apply``."""
         frame = sys._getframe(1)
         if frame.f_code is self._apply:
             self._recorded[frame] = torch.is_grad_enabled()
         return self._defined(setup)
 
     def records_gradients(self) -> bool:
-        """Return whether gradients are recorded here, or outside of the running function."""
+        """Return whether gradients are recorded, here or outside of the running function."""
         frame: types.FrameType | None = sys._getframe(1)
         while frame is not None and frame not in self._recorded:
             frame = frame.f_back
         return torch.is_grad_enabled() or (frame is not None and self._recorded[frame])
 
     def frames(self, stack: traceback.StackSummary) -> traceback.StackSummary:
-        """Filter a tracer's frames: the user's own, and a mark if gradients are not recorded."""
+        """Return the frames of the user's code, with a mark if gradients are not recorded."""
         start = next((i for i, f in enumerate(stack) if f.name == "forward"), len(stack))
         marks = [] if self.records_gradients() else [NO_GRAD]
         return traceback.StackSummary.from_list(
@@ -249,7 +249,7 @@ _apply = nn.Module._apply
 def _converted(
     module: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True
 ) -> nn.Module:
-    """Replace ``Module._apply``: a conversion to a module's own type changes nothing."""
+    """Replace ``Module._apply``, so that a conversion to a module's own type does nothing."""
     # Forward may call self.float(), for which torch would assign new tensors to the module.
     tensors = [*module.parameters(recurse), *module.buffers(recurse)]
     with torch.no_grad():
@@ -268,7 +268,7 @@ def _enter_inference(self: torch.inference_mode) -> None:
 
 @contextlib.contextmanager
 def _drawing(observed: Observed, where: str) -> Iterator[None]:
-    """Note how forward uses random numbers outside of a graph."""
+    """Record random numbers that forward draws from Python or NumPy, and seeds that it sets."""
     seeded, before = torch.get_rng_state(), generators()
     yield
     # Fake tensors draw nothing, so only a seed can have changed the state of the CPU's generator.
@@ -280,11 +280,11 @@ def _drawing(observed: Observed, where: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def noting_numbers(observed: Observed) -> Iterator[None]:
-    """Note which sizes of inputs must be numbers, and the user's line that requires it.
+    """Record the sizes of inputs that must be numbers, and the user's line that requires this.
 
-    Lines of conditions that fail for the next or the previous size are noted as well: together they
-    may leave only one size. A size that only has to be in a range is not a failure, since the
-    program's guards express it.
+    Conditions that fail for the next or the previous size are recorded as well, because several
+    conditions together may allow only one size. A size that must be in a range is not recorded,
+    because guards of the program express this.
     """
     decide, relate, render = (
         ShapeEnv._set_replacement,

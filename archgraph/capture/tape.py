@@ -1,10 +1,10 @@
-"""The tape on which the passes of a capture work: calls in program order, and facts about them.
+"""The tape that the passes of a capture transform: calls in program order, and their properties.
 
-Order of the passes (:func:`~archgraph.capture.spell.canonical`), each ``Tape -> Tape``:
-:func:`~archgraph.capture.inline.inline` (creates the tape),
+:func:`~archgraph.capture.spell.canonical` calls the passes in this order:
+:func:`~archgraph.capture.inline.inline` creates the tape.
 :func:`~archgraph.capture.fold.fold_constants`, :func:`~archgraph.capture.casts.spell_casts`,
-:func:`~archgraph.capture.writes.functionalised`, :func:`~archgraph.capture.recurrent.unstack`;
-:func:`~archgraph.capture.spell.spell` reads it.
+:func:`~archgraph.capture.writes.functionalised` and :func:`~archgraph.capture.recurrent.unstack`
+transform the tape. :func:`~archgraph.capture.spell.spell` converts it to nodes.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ class Observed:
     Attributes:
         notes: Differences of the program from the module.
         autocast: Functions with which the user's code queries autocast.
-        buffers: Location of the code by name of each buffer whose values decided a branch.
+        buffers: Dict from each buffer whose values decided a branch to the location of the branch.
         sizes: Whether a branch depends only on an open size.
-        numbers: Sizes of inputs, as in guards, that had to be a number: the number and the line.
+        numbers: Dict from each size of an input that had to be a number, as guards write the size,
+            to the number and the line of code.
         narrowed: Lines of conditions on a size that fail for the next or the previous size.
         drew: Whether forward drew random numbers of Python or NumPy.
     """
@@ -64,7 +65,7 @@ IMPLIED = "archgraph_implied"  # detach at the end of a no_grad region: kept onl
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Switches under which a call runs: recording of gradients, device and dtype of autocast."""
+    """Settings with which a call runs: recording of gradients, device and dtype of autocast."""
 
     grad: bool = True
     autocast: tuple[str, torch.dtype | None] | None = None
@@ -75,7 +76,7 @@ PLAIN = Region()
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A result that shares memory: ``call`` made it as a view of ``parent``."""
+    """A result that shares memory: ``call`` created it as a view of ``parent``."""
 
     parent: fx.Node
     call: fx.Node | None = None  # None: the result is the parent itself
@@ -85,7 +86,7 @@ class View:
 
 @dataclass(frozen=True)
 class Tape:
-    """Calls in program order as a flat ``torch.fx`` graph, and facts about its nodes.
+    """Calls in program order as a flat ``torch.fx`` graph, and properties of its nodes.
 
     A pass may edit the graph that it receives.
     """
@@ -103,7 +104,7 @@ class Tape:
 
     @property
     def results(self) -> tuple[Argument, ...]:
-        """Results of the calls, in order: nodes or plain values."""
+        """Results of the calls, in order: nodes or other values."""
         results = self.graph.output_node().args[0]
         assert isinstance(results, (tuple, list))
         return tuple(results)
@@ -111,7 +112,7 @@ class Tape:
 
 @dataclass(frozen=True)
 class CapturedSizes:
-    """Converts sizes of a capture to sizes of a graph."""
+    """Converter of a capture's sizes to sizes of a graph."""
 
     names: Mapping[str, str] = field(default_factory=dict)  # of open sizes, by symbol
     _known: dict[sympy.Expr, Size] = field(default_factory=dict, repr=False, compare=False)
@@ -120,7 +121,7 @@ class CapturedSizes:
         """Convert one size.
 
         Raises:
-            TraceError: If it does not consist of numbers and open sizes.
+            TraceError: If the size is not an expression of numbers and open sizes.
         """
         if isinstance(size, int):
             return size

@@ -1,9 +1,9 @@
 """Trace: convert an ``nn.Module`` and example inputs to an :class:`ArchGraph` and its state.
 
-``torch.export`` captures the module in eval and in train mode. Each capture passes through
-inlining, folding, casts, writes, recurrent layers and spelling, each in a file of this folder. Then
-the two are merged: differences become a :class:`~archgraph.graph.ir.Mode`, so that ``.train()`` and
-``.eval()`` of the built module behave like the original's.
+``torch.export`` captures the module in eval and in train mode. The passes of this package transform
+each capture: inlining, folding, casts, writes, recurrent layers and spelling. Then the two captures
+are merged. Differences become a :class:`~archgraph.graph.ir.Mode`, so that ``.train()`` and
+``.eval()`` have the same effect on the built module as on the original.
 """
 
 from __future__ import annotations
@@ -64,11 +64,11 @@ from archgraph.ops.constants import constant
 class Traced:
     """A captured model: its graph and its weights.
 
-    It unpacks as ``graph, state``.
+    It can be unpacked: ``graph, state = ag.trace(…)``.
 
     Attributes:
-        graph: The architecture; it has no device.
-        state: Dict from name to a copy of the parameter or buffer, on the model's device.
+        graph: The architecture. It does not have a device.
+        state: Dict from names to copies of parameters and buffers, on the model's device.
     """
 
     graph: ArchGraph
@@ -76,10 +76,10 @@ class Traced:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Notes of the graph, one sentence each; ``repr`` shows them.
+        """Notes of the graph, one sentence each.
 
-        They list behaviour of a single mode, everything that tracing fixed (such as the batch
-        size), and differences of the graph from the model.
+        The notes describe operators that run in a single mode, settings that tracing fixed, such as
+        the batch size, and differences between the graph and the model.
         """
         return self.graph.notes
 
@@ -108,38 +108,40 @@ def trace(
     open: Mapping[str, Mapping[int, str]] = NONE_OPEN,
     **kwargs: object,
 ) -> Traced:
-    """Capture a model as a graph and a state; unpacks as ``graph, state``.
+    """Capture a model as a graph and a state.
 
-    The graph keeps every size of the example except the batch and those that ``open`` names. The
-    model is restored afterwards: weights, buffers, gradients, attributes, mode and random numbers.
+    The result can be unpacked: ``graph, state = ag.trace(…)``. The sizes of the example inputs are
+    fixed in the graph, except for the batch and the sizes in ``open``. Afterwards, ``trace``
+    restores the model: weights, buffers, gradients, attributes, mode and random numbers.
 
     Args:
         model: Any module that ``torch.export`` can capture.
         *args: Example inputs, passed separately, in the order of ``forward``. Dimension 0 of a
-            tensor is the batch. A batch of one is enough. (If ``forward`` branches on a batch of
-            one, the graph computes what the model computes for larger batches.)
+            tensor is the batch. A batch of one is enough. (If ``forward`` treats a batch of one
+            differently, the graph computes the same as the model for larger batches.)
         train: If True, capture the train mode as well (dropout, batch statistics, auxiliary
             outputs). If False, only norms and dropouts of the built module follow ``.train()``.
-        strict: If True, raise for a model whose graph would have other results, gradients or
-            training steps: because of hooks on gradients, memory that two parameters share,
-            attributes that the next call reads, or anything that ``verify`` finds. If False, warn
-            instead and add a note.
-        verify: If True, run the model and the built module side by side and compare outputs,
-            gradients and buffers: two calls in eval mode and two in train mode, forward and
-            backward, on two and three examples if the batch is open. Formulas are compared, or
-            numbers if formulas differ. Skipped, with a note, for a model on the meta device or if
-            memory is short. Differences that occur only in later calls, for other values or in
-            larger batches are not detected.
+        strict: If True, raise an error if the graph would have other results, gradients or training
+            steps than the model. Reasons are hooks on gradients, memory that two parameters share,
+            attributes that the next call reads, and differences that ``verify`` finds. If False,
+            warn and add a note.
+        verify: If True, run the model and the built module side by side, and compare outputs,
+            gradients and buffers. Each runs twice in eval mode and twice in train mode, forward and
+            backward, on two and three examples if the batch is open. Formulas are compared first,
+            and numbers if formulas differ. For a model on the meta device, or if memory is short,
+            the comparison is skipped and a note added. Differences that occur only in later calls,
+            for other values or in larger batches are not detected.
         name: Name of the graph. Default: the name of the model's class.
-        open: Names of axes whose size is open, by input and dimension: ``{"ids": {1: "length"}}``.
-            Axes with the same name have the same size. To open a batch that is not dimension 0, use
-            the name ``batch``. A nested input is given by its path: ``images.0``. (A model's own
-            input called ``open`` must be passed by position.)
+        open: Sizes that stay open (dynamic): a dict from input to a dict from dimension to the name
+            of its size, for example ``{"ids": {1: "length"}}``. Dimensions with the same name have
+            the same size. If the batch is not dimension 0, give its dimension the name ``batch``.
+            The key of a nested input is its path, such as ``images.0``. (If the model has an input
+            called ``open``, pass this input by position.)
         **kwargs: Example inputs by name.
 
     Raises:
-        TraceError: If the model cannot be captured, or its graph would differ from it; gives the
-            location and a hint.
+        TraceError: If the model cannot be captured, or if its graph would differ from it. The error
+            has the location and a hint.
 
     Example:
         >>> import torch
@@ -190,7 +192,7 @@ def _captured(
 def _switching(
     model: nn.Module, capture: Callable[[], tuple[Traced, list[Note]]]
 ) -> tuple[Traced, list[Note]]:
-    """Capture a model, after each failure with a setting that may avoid it."""
+    """Capture a model; after a failure, try again with a setting that may avoid the failure."""
     changes: list[Note] = []
     left = dict(SWITCHES)
     with contextlib.ExitStack() as settings:
@@ -216,17 +218,17 @@ def trace_own(
 ) -> Traced:
     """Capture a module of this package in eval mode, without running it.
 
-    Its code is known, so the built module need not be compared with it.
+    Since the module's code is known, the built module is not compared with it.
 
     Args:
         model: The module.
         kwargs: Example inputs by name.
         name: Name of the graph.
-        open: Names of axes whose size is open, by input and dimension.
-        fixed: Why the batch has the example's size; empty if it is open.
+        open: Sizes that stay open, as for :func:`trace`.
+        fixed: Reason why the batch has the example's size; empty if the batch is open.
 
     Raises:
-        TraceError: If it cannot be captured.
+        TraceError: If the module cannot be captured.
     """
     inputs: ExampleInputs = (), dict(kwargs)
     _check_ready(model, *inputs)
@@ -249,7 +251,7 @@ def _differs(notes: Iterable[Note]) -> bool:
 
 @contextlib.contextmanager
 def _explaining_tuples(args: tuple[object, ...]) -> Iterator[None]:
-    """Add a hint if the inputs were passed in one tuple, as ``torch.export`` takes them."""
+    """Add a hint if the inputs were passed in one tuple, as for ``torch.export``."""
     try:
         yield
     except TraceError as error:
@@ -263,7 +265,7 @@ _CHECKS = (registered, extra_state, other_state, other_classes)  # of a model be
 
 
 def _texts(notes: Sequence[Note], strict: bool) -> tuple[str, ...]:
-    """Return notes as text; raise the first error among them, or warn of all errors."""
+    """Return notes as text; if notes contain errors, raise the first or warn about all."""
     for note in notes:
         if isinstance(note, TraceError):
             if strict:
@@ -276,16 +278,17 @@ def _texts(notes: Sequence[Note], strict: bool) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Leaves:
-    """Leaves of a model: the leaf of each state-dict key, and the leaves in order."""
+    """Parameters and buffers of a model, in order and for each key of its state dict."""
 
     owner: Mapping[str, str]
     params: tuple[Param, ...]
 
     @staticmethod
     def of(model: nn.Module) -> Leaves:
-        """Return the leaves of a model; keys of one tensor are one leaf.
+        """Return the parameters and buffers of a model; several keys may have the same tensor.
 
-        A buffer outside of the state is also a leaf if it has no values that a graph could contain.
+        A buffer that is not in the state is included if it has no values that a graph could
+        contain.
         """
         parameters = dict(model.named_parameters(remove_duplicate=False))
         buffers = dict(model.named_buffers(remove_duplicate=False))
@@ -304,7 +307,7 @@ class Leaves:
         return Leaves({key: same[0] for same in keys.values() for key in same}, tuple(params))
 
     def state(self, model: nn.Module) -> dict[str, Tensor]:
-        """Copy the current values of a model's leaves."""
+        """Copy the current values of a model's parameters and buffers."""
         tensors = dict(model.named_buffers(remove_duplicate=False)) | model.state_dict()
         return {p.name: tensors[p.name].detach().clone() for p in self.params}
 
@@ -320,10 +323,10 @@ def _traced(
     axes: OpenAxes = (),
     fixed: str = "",
 ) -> tuple[Traced, list[Note]]:
-    """Capture a model; ``limit``: maximum size of all results that folding computes, in bytes.
+    """Capture a model; ``limit`` is the maximum size of all results of folding, in bytes.
 
-    If the graph is not valid for a batch of one or two (half of the batch, the third example), the
-    batch has the example's size.
+    If the graph is not valid for a batch of one or two, for example because it uses half of the
+    batch or the third example, the batch has the example's size.
     """
     again = functools.partial(
         _traced_as, model, inputs, name, train=train, verify=verify, limit=limit, axes=axes
@@ -348,7 +351,7 @@ def _traced_as(
     axes: OpenAxes,
     fixed: str,
 ) -> tuple[Traced, list[Note]]:
-    """Capture a model with an open batch, unless ``fixed`` gives a reason against it.
+    """Capture a model; the batch is open if ``fixed`` is empty.
 
     Raises:
         GraphError: If the graph is not valid for all batch sizes.
@@ -383,7 +386,7 @@ def _traced_as(
 
 
 def _check(graph: ArchGraph, axes: OpenAxes) -> None:
-    """Check a graph; report failures at other values of an open size as a problem of the example.
+    """Check a graph; report failures for other values of an open size as errors of the example.
 
     Raises:
         TraceError: If a derived size is valid only for the example's values.
@@ -404,13 +407,13 @@ def _check(graph: ArchGraph, axes: OpenAxes) -> None:
 
 @dataclass(frozen=True)
 class _Capture:
-    """Captures a model in one mode after the other.
+    """Capture of a model, first in eval mode and then in train mode.
 
     Attributes:
         values: Values of buffers that are on the meta device during the capture.
         limit: Maximum size of all results that folding computes, in bytes.
-        axes: Axes that are stated to be open, by tensor.
-        fixed: Why the batch has the example's size, if known before the capture.
+        axes: For each input tensor, the axes that the user has opened.
+        fixed: Reason why the batch has the example's size, if known before the capture.
     """
 
     model: nn.Module
@@ -422,7 +425,7 @@ class _Capture:
     fixed: str
 
     def both(self, train: bool) -> tuple[OneMode, Captured]:
-        """Capture both modes as one, and evaluation by itself; restore the model's modes."""
+        """Return a capture of both modes and a capture of eval mode; restore the model's mode."""
         modes = {m: m.training for m in self.model.modules()}
         try:
             self.model.eval()
@@ -457,7 +460,7 @@ class _Capture:
         return with_signature(self.model, captured, spelt), captured
 
     def reconciled(self, evaluated: OneMode) -> OneMode:
-        """Return a capture that is also right in train mode; eval mode replaces a failed one."""
+        """Return a capture of both modes; if train mode fails, use eval mode for both."""
         try:
             trained, _ = self.one(evaluated.fixed)
             same_inputs(evaluated, trained)
@@ -475,7 +478,7 @@ class _Capture:
 
 
 def _flags(model: nn.Module) -> tuple[tuple[str, bool], ...]:
-    """Return the ``training`` flags of modules that differ from that of their parent."""
+    """Return the ``training`` flags of modules that differ from the flag of their parent."""
     flags = {path: module.training for path, module in model.named_modules()}
     around = {path: flags.get(path.rpartition(".")[0], True) if path else True for path in flags}
     return tuple((path, flag) for path, flag in flags.items() if flag != around[path])
@@ -501,7 +504,7 @@ def _partly_frozen(model: nn.Module, flags: tuple[tuple[str, bool], ...]) -> Ite
 
 
 def _check_ready(model: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
-    """Raise an error for models and inputs that cannot be captured, before trying."""
+    """Raise an error for models and inputs that can never be captured."""
     if not isinstance(model, nn.Module):
         raise TraceError("not a torch.nn.Module", found=type(model).__name__)
     for path, module in model.named_modules():
@@ -532,7 +535,7 @@ def _check_ready(model: nn.Module, args: tuple[object, ...], kwargs: Mapping[str
 
 
 def _unread_statistics(draft: OneMode, graph: ArchGraph) -> dict[str, str]:
-    """Return norms that only update statistics, with a note each: no output depends on them."""
+    """Return norms on which no output depends, which only update statistics, with notes."""
     alive = {leaf for node in graph.nodes for leaf in node.leaves()}
     notes = {}
     for node in draft.nodes:
@@ -556,7 +559,7 @@ def _bare(graph: ArchGraph) -> ArchGraph:
 def _graph(
     draft: OneMode, buffers: Mapping[str, Tensor], leaves: Leaves, name: str
 ) -> tuple[ArchGraph, list[str]]:
-    """Build the graph of a capture; return it, and buffers that no operator initialises."""
+    """Return the graph of a capture, and the buffers that no operator initialises."""
     graph = ArchGraph(
         draft.inputs,
         leaves.params + tuple(draft.constants.values()),

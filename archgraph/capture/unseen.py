@@ -1,12 +1,12 @@
-"""Find hooks and state that a capture does not show, on the module itself.
+"""Find hooks and state of a module that a capture does not show.
 
-A graph contains operators and leaves, and each leaf has memory of its own. Anything else would be
-lost silently, so each is an error that names it and its location:
+A graph contains operators, parameters and buffers. Each parameter and buffer has its own memory.
+Other properties of a module would be lost, so they cause an error that names them:
 
-- Hooks. (Hooks on modules that change inputs and outputs run during a capture. Hooks that forward
-  registers, or that are on nodes of the autograd graph, are detected when the gradients of the
-  built module are compared.)
-- Memory that two leaves share, and state that is not a tensor.
+- Hooks. Hooks that change inputs and outputs of modules are allowed, because they run during a
+  capture. Hooks that forward registers, and hooks on nodes of the autograd graph, are detected when
+  the gradients of the built module are compared.
+- Memory that two parameters or buffers share, and state that is not a tensor.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def registered(model: nn.Module) -> Iterator[TraceError]:
 
 
 def extra_state(model: nn.Module) -> Iterator[TraceError]:
-    """Yield an error for state that is not a tensor, which the graph of a module would lose."""
+    """Yield an error for state that is not a tensor, which the graph would lose."""
     for path, module in model.named_modules():
         if type(module).get_extra_state is not nn.Module.get_extra_state:
             yield TraceError(
@@ -65,7 +65,7 @@ def extra_state(model: nn.Module) -> Iterator[TraceError]:
 
 
 def other_state(model: nn.Module) -> Iterator[TraceError]:
-    """Yield an error for entries of ``state_dict`` that are missing or differ from the leaves."""
+    """Yield an error if ``state_dict`` does not contain exactly the parameters and buffers."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
     leaves = parameters | dict(model.named_buffers(remove_duplicate=False))
     state = model.state_dict(keep_vars=True)
@@ -84,7 +84,7 @@ def other_state(model: nn.Module) -> Iterator[TraceError]:
 
 
 def other_classes(model: nn.Module) -> Iterator[TraceError]:
-    """Yield an error for leaves with custom arithmetic; those of a graph are plain tensors."""
+    """Yield an error for parameters and buffers of a class with custom arithmetic."""
     for name, tensor in itertools.chain(model.named_parameters(), model.named_buffers()):
         for method in ("__torch_function__", "__torch_dispatch__"):
             work = getattr(getattr(type(tensor), method, None), "__func__", None)
@@ -101,12 +101,10 @@ def other_classes(model: nn.Module) -> Iterator[TraceError]:
 def shared(
     model: nn.Module, constants: Mapping[str, Tensor], written: Collection[str]
 ) -> Iterator[TraceError]:
-    """Yield an error for tensors that share memory, or a gradient, with a leaf that changes.
+    """Yield an error for tensors that share memory or a gradient with a parameter that changes.
 
-    Several names of one tensor are one leaf and not an error.
-
-    ``constants`` are the tensors that forward uses in addition to its leaves, ``written`` the
-    buffers that it changes.
+    Several names of the same tensor are allowed. ``constants`` are the tensors that forward uses in
+    addition to parameters and buffers, and ``written`` are the buffers that forward changes.
     """
     tensors: dict[int, tuple[str, Tensor]] = {}
     leaves = itertools.chain(model.named_parameters(), model.named_buffers())
@@ -126,7 +124,7 @@ def shared(
                 pair, key=lambda item: (item[0] in constants, -item[1].numel())
             )
             yield TraceError(
-                "shares memory with a leaf that changes, and would not change with it",
+                "shares memory with a tensor that changes, but would not change in the graph",
                 where=second,
                 found=f"the memory of {first}",
                 hint=f"use one parameter for both names, or compute {second} in forward",
@@ -134,10 +132,10 @@ def shared(
 
 
 def unregistered(model: nn.Module, constants: Mapping[str, Tensor]) -> Iterator[str]:
-    """Yield a note on weights that are not registered: those of layers in plain containers.
+    """Yield a note about weights that are not registered, such as those of layers in a list.
 
-    ``constants`` are the tensors that forward uses in addition to the model's leaves, as views
-    without gradients.
+    ``constants`` are the tensors that forward uses in addition to the model's parameters and
+    buffers, as views without gradients.
     """
     used = {_span(tensor) for tensor in constants.values() if _dense(tensor)}
     registered = {id(parameter) for parameter in model.parameters()}
@@ -160,8 +158,8 @@ def overlapping(
 ) -> Iterator[tuple[tuple[str, Tensor], tuple[str, Tensor]]]:
     """Yield pairs of named tensors that have an element in common.
 
-    Memory is compared element by element: the weights of a recurrent layer may be in one
-    allocation, even interleaved, and have no element in common.
+    Memory is compared element by element, because tensors in the same allocation, such as the
+    weights of a recurrent layer, may have no element in common.
     """
     spans = sorted(
         ((*_span(tensor), name, tensor) for name, tensor in tensors if _dense(tensor)),
@@ -177,14 +175,15 @@ def overlapping(
 
 
 def _dense(tensor: Tensor) -> bool:
-    """Return whether a tensor has elements in memory, its own or shared."""
+    """Return whether a tensor has elements in memory."""
     return tensor.layout is torch.strided and tensor.numel() > 0
 
 
 def _span(tensor: Tensor) -> tuple[int, int, int]:
-    """Return the memory of a tensor, its first byte there, and the byte after its last.
+    """Return the memory of a tensor, the address of its first byte, and the end of its last byte.
 
-    All tensors with values are in one memory; on the meta device each storage is one of its own.
+    All tensors with values are in the same memory. On the meta device, each storage is a separate
+    memory.
     """
     storage, size = tensor.untyped_storage(), tensor.element_size()
     steps = zip(tensor.shape, tensor.stride(), strict=True)

@@ -1,17 +1,18 @@
 """Verify: run a model and the module that is built from its graph side by side.
 
-There are two calls in evaluation and two in training, forward and backward, from one seed, with two
-and three examples if the batch is open. Outputs, gradients of all parameters, and buffers must
-agree. Anything that a capture cannot show (a function with a custom gradient, a hook, an attribute
-that the next call reads) is thus found by its effect. Formulas are compared first, then numbers if
-formulas differ. Effects that occur only in a later call, at another time or in larger batches are
-out of reach. The built module uses the parameters of the state itself: nothing writes to them.
+Each module is called twice in eval mode and twice in train mode, forward and backward, with the
+same seed, and with two and three examples if the batch is open. Outputs, gradients of all
+parameters, and buffers must agree. The comparison finds the effects of everything that a capture
+cannot show, such as a function with a custom gradient, a hook, or an attribute that the next call
+reads. Formulas are compared first, and numbers if formulas differ. Effects that occur only in a
+later call, at another time or in larger batches are not detected. The built module uses the
+parameters of the state without copying them, since they are not written to.
 
-Backward passes also run without numbers. When they were skipped for forwards that recorded equal
-autograd graphs, gradients of forty models differed unnoticed: through calls of ``backward`` in
-forward, writes after a tensor was saved, and slices with equal digests. Code is not analysed for
-later effects: 1,357 lines of such analysis refused none of 341 models from other packages, and
-missed a function whose ``apply`` was bound to another name.
+Backward passes also run without numbers. An earlier version skipped them if forwards recorded equal
+autograd graphs, and did not notice wrong gradients of forty models. The reasons were calls of
+``backward`` in forward, writes after a tensor was saved, and slices with equal digests. The user's
+code is not analysed: 1,357 lines of such an analysis rejected none of 341 models from other
+packages, and missed a function whose ``apply`` had another name.
 """
 
 from __future__ import annotations
@@ -63,11 +64,12 @@ _FLOOR = 1e-3  # share of the largest gradient: smaller ones are compared relati
 
 @dataclass(frozen=True)
 class _Results:
-    """Results of one call: tensors by name, and the contents of their backward pass.
+    """Results of one call: named tensors, and a description of the backward pass.
 
     Attributes:
         drew: Whether the call drew random numbers.
-        backward: Number of nodes of each kind in the backward pass: equal if operators are.
+        backward: Number of nodes of each kind in the backward pass. It is equal for equal
+            operators.
         functions: User functions with a custom gradient in the backward pass.
         recomputed: A buffer that the backward pass changed; empty if there is none.
     """
@@ -88,7 +90,7 @@ class _Results:
 
 @dataclass(frozen=True)
 class _Difference:
-    """A difference in something that both modules have: an output, a gradient or a buffer."""
+    """A difference between both modules in an output, a gradient or a buffer."""
 
     kind: str
     name: str
@@ -121,7 +123,7 @@ def _with_gradients(
     parameters: Mapping[str, Tensor],
     call: _Call,
 ) -> _Results:
-    """Run the backward pass of outputs, and add its results."""
+    """Run the backward pass of a call, and add the gradients to its results."""
     backward, functions = _backward(smooth)  # before it runs, since that frees the graph
     generator = torch.Generator().manual_seed(2)
     incoming = [_incoming(tensor, generator, call.second) for tensor in smooth]
@@ -155,9 +157,10 @@ def verify(
 ) -> list[Note]:
     """Compare a model with the module that is built from its graph; undo all effects of the calls.
 
-    1. Run both with numbers in evaluation.
-    2. Run both without numbers. Equal formulas mean that both compute the same in all calls. If
-       random numbers are drawn, whose order depends on memory, training runs with numbers as well.
+    1. Run both modules with numbers in eval mode.
+    2. Run both without numbers. Equal formulas mean that both compute the same in all calls. If the
+       modules draw random numbers, whose order depends on memory, train mode runs with numbers as
+       well.
     3. If formulas differ, or forward reads numbers, run all calls with numbers.
 
     Args:
@@ -165,8 +168,9 @@ def verify(
         graph: Its graph.
         state: Its weights.
         captured: The capture of its forward, with example inputs.
-        train: If True, compare training as well.
-        unread: Modules whose buffers change only in the model, which is noted elsewhere.
+        train: If True, compare train mode as well.
+        unread: Modules whose buffers may change only in the model. The graph already has a note
+            about them.
 
     Returns:
         Errors for differences, and notes for everything that could not be compared.
@@ -235,9 +239,9 @@ def _equal_formulas(
 
 
 def down_to_one(model: nn.Module, graph: ArchGraph, state: State, captured: Captured) -> ArchGraph:
-    """Return the graph with open sizes from one on, if it then computes what the model does.
+    """Return the graph with open sizes from 1 on, if it computes the same as the model there.
 
-    ``torch.export`` treats a size of one as a constant, so an export does not cover it.
+    ``torch.export`` treats a size of 1 as a constant, so an export is valid from 2 on.
     """
     widened = captured.inputs  # each size is one if the graph is valid for one
     for name, size in open_sizes(graph).items():
@@ -263,7 +267,7 @@ def down_to_one(model: nn.Module, graph: ArchGraph, state: State, captured: Capt
 
 
 def _too_large(state: State) -> str:
-    """Return why memory is too short for a model and the built module; empty if it is not."""
+    """Return an error text if memory is too short for both modules; empty if it is sufficient."""
     needed = _COPIES * sum(tensor.nbytes for tensor in state.values())
     device = next((tensor.device for tensor in state.values()), torch.device("cpu"))
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else _free_memory()
@@ -273,7 +277,7 @@ def _too_large(state: State) -> str:
 
 
 def _free_memory() -> float:
-    """Return the free memory in bytes, within the container's limit; infinity if unknown."""
+    """Return the free memory in bytes, at most the container's limit; infinity if unknown."""
     bounds = [math.inf]
     with contextlib.suppress(OSError, ValueError, StopIteration):
         lines = Path("/proc/meminfo").read_text("ascii").splitlines()
@@ -289,7 +293,7 @@ def _free_memory() -> float:
 
 @contextlib.contextmanager
 def _plainly(model: nn.Module) -> Iterator[None]:
-    """Run operators as captured: nothing compiled, no fused attention in evaluation."""
+    """Run operators as in the capture: do not compile, and do not fuse attention in eval mode."""
     fused = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     compiled = any(
@@ -304,7 +308,7 @@ def _plainly(model: nn.Module) -> Iterator[None]:
 
 
 class _Operators(TorchDispatchMode):
-    """Counts the operators that run, in place or not; views compute nothing."""
+    """Mode that counts the operators that run, except views."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -319,7 +323,7 @@ class _Operators(TorchDispatchMode):
 
 
 class _SameDraws(TorchDispatchMode):
-    """Makes equal draws for equal shapes, independent of their order and memory format."""
+    """Mode with equal random numbers for equal shapes, for any order of draws and memory format."""
 
     def __torch_dispatch__(
         self, func: torch._ops.OpOverload, types: PyTree, args: PyTree = (), kwargs: PyTree = None
@@ -356,7 +360,7 @@ class _Verification:
         self.parts = _parts(self.model)
 
     def compare(self, call: _Call, instead: Sequence[ExampleInputs] = ()) -> None:
-        """Run both modules and note differences; ``instead``: inputs to try if the model raises."""
+        """Run both modules and record differences; try ``instead`` if the model raises."""
         if call.training in self.failed:
             return
         theirs = self._built_parameters()
@@ -401,7 +405,7 @@ class _Verification:
             ]
 
     def _lasting(self, results: _Results) -> TraceError | None:
-        """Return an error for parts that forward changed in the model, or kept from the capture."""
+        """Return an error if forward changed attributes of the model, or kept captured tensors."""
         forward = definition_of(type(self.model).forward)
         if replaced := sorted(_parts(self.model).items() ^ self.parts.items()):
             text = "forward makes or replaces this part, but the graph does not; call it once first"
@@ -428,7 +432,7 @@ class _Verification:
         }
 
     def _arguments(self, module: nn.Module, inputs: ExampleInputs) -> ExampleInputs:
-        """Return copies of inputs in the form that a module takes."""
+        """Return copies of the inputs in the form that a module accepts."""
         args, kwargs = pytree.tree_map_only(Tensor, torch.clone, inputs)
         if module is self.model:
             return args, kwargs
@@ -456,10 +460,10 @@ class _Verification:
         parameters: Mapping[str, Tensor],
         call: _Call,
     ) -> PyTree:
-        """Run a module without numbers; return formulas of the results and effects of a call.
+        """Run a module without numbers; return the formulas of results, gradients and buffers.
 
         Raises:
-            Unclear: If numbers are needed to tell.
+            Unclear: If the call needs numbers.
         """
         module.train(call.training)
         args, kwargs = self._arguments(module, call.inputs)
@@ -514,7 +518,7 @@ class _Verification:
     def _watching(
         self, call: _Call, operators: _Operators
     ) -> contextlib.AbstractContextManager[object]:
-        """Return the mode in which a call runs: equal draws, counted operators, or none."""
+        """Return the mode for a call: equal random numbers, counted operators, or no mode."""
         if self.reordered and call.second:
             return _SameDraws()
         counts = not (call.second or call.backward or self.branches)
@@ -555,7 +559,7 @@ class _Verification:
         return self.alike and actual.backward == expected.backward
 
     def _same_memory(self) -> bool:
-        """Return whether both modules lay out parameters in memory equally, so that bits repeat."""
+        """Return whether parameters of both modules have the same memory layout."""
         # Kernels sum in an order that depends on strides and on the alignment of vectors.
         parameters = dict(self.built.named_parameters(remove_duplicate=False))
         return all(
@@ -568,7 +572,7 @@ class _Verification:
     def _error(
         self, differences: Sequence[_Difference], call: _Call, expected: _Results
     ) -> TraceError:
-        """Build the error for differences in a call: what differs, by how much, and the cause."""
+        """Return the error for differences in a call, with their sizes and the likely cause."""
         first = differences[0]
         rest = f", and {len(differences) - 1} more" if len(differences) > 1 else ""
         actual = f"{first.kind} {first.name} {first.far} in {call.name}{rest}"
@@ -610,7 +614,7 @@ class _Verification:
 
 
 def _parts(model: nn.Module) -> dict[str, int]:
-    """Return the parameters of a model by name, and the names of its buffers."""
+    """Return a dict from names to parameters of a model, and the names of its buffers."""
     parts = {name: id(p) for name, p in model.named_parameters(remove_duplicate=False)}
     return parts | dict.fromkeys((name for name, _ in model.named_buffers()), 0)
 
@@ -625,7 +629,7 @@ def _short(function: type[Function]) -> str:
 
 
 def _named_tensors(outputs: object) -> dict[str, Tensor]:
-    """Return the tensors of a module's results by name, in order."""
+    """Return a dict from names to the tensors of a module's results, in order."""
     if dataclasses.is_dataclass(outputs) and type(outputs) not in pytree.SUPPORTED_NODES:
         outputs = {f.name: getattr(outputs, f.name) for f in dataclasses.fields(outputs)}
     try:
@@ -657,7 +661,7 @@ def _backward(results: Sequence[Tensor]) -> tuple[Counter[str], list[type[Functi
 
 
 def _incoming(tensor: Tensor, generator: torch.Generator, second: bool) -> Tensor:
-    """Return the incoming gradient of a result; large values reveal clipping."""
+    """Return the incoming gradient of a result. Its large values detect clipping of gradients."""
     real = torch.empty((), dtype=tensor.dtype).real.dtype
     loud = min(_LOUD, torch.finfo(real).max ** 0.25) if second else 1.0
     drawn = torch.randn(tensor.shape, generator=generator, dtype=torch.float64) * loud
@@ -689,7 +693,7 @@ def _beyond(
 
 
 def tolerance_of(dtype: torch.dtype) -> float:
-    """Return the tolerance for results of other operators, relative to the largest value."""
+    """Return the tolerance, relative to the largest value, if modules run different operators."""
     if dtype.is_floating_point or dtype.is_complex:
         return math.sqrt(torch.finfo(dtype).eps)
     return 0.0
@@ -698,7 +702,7 @@ def tolerance_of(dtype: torch.dtype) -> float:
 def largest_difference(
     actual: Tensor, expected: Tensor, floor: Callable[[], float] = float
 ) -> float:
-    """Return the largest difference, divided by the larger of ``floor`` and the largest value."""
+    """Return the largest difference, divided by the largest value or by ``floor`` if larger."""
     if (actual.shape, actual.dtype) != (expected.shape, expected.dtype):
         return math.inf
     actual, expected = _dense(actual), _dense(expected)

@@ -1,9 +1,9 @@
-"""Writes: in-place operators become functional ones.
+"""Writes: replace in-place operators by functional operators.
 
-Requires a folded tape that records views. Guarantees that no call changes a tensor: a write to a
-view becomes a new value of the tensor that it is a view of. Later uses of that memory follow it,
-and other views of it are recreated when they are used next. The final values of buffers that
-forward writes to are in ``updates``.
+Requires a folded tape that records views. Guarantees that no call changes a tensor. A write to a
+view becomes a new value of the tensor of which it is a view. Later uses of this tensor use the new
+value, and other views of the tensor are created again at their next use. ``updates`` contains the
+final values of buffers to which forward writes.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ _WHOLE, _PART = Ref("whole"), Ref("part")  # placeholders in a view's arguments
 
 
 def functionalised(tape: Tape, parameters: Collection[str]) -> Tape:
-    """Remove in-place operators from a folded tape; forward must not write to ``parameters``.
+    """Replace in-place operators of a folded tape; forward must not write to ``parameters``.
 
     Raises:
-        TraceError: If a write cannot be expressed, or if it changes a parameter.
+        TraceError: If a graph cannot express a write, or if a write changes a parameter.
     """
     work = _Writing(tape, parameters)
     for node in tape.graph.nodes:
@@ -65,8 +65,9 @@ def functionalised(tape: Tape, parameters: Collection[str]) -> Tape:
 class _Writing:
     """The functional graph so far.
 
-    ``now`` is the value of each result when it was last used, and ``current_at`` the number of
-    writes to its memory by then. If that is less than ``count``, the value is recreated.
+    ``now`` has the value of each result at its last use, and ``current_at`` the number of writes to
+    its memory before this use. If there were more writes since then (``count``), the value is
+    created again.
     """
 
     tape: Tape
@@ -104,19 +105,19 @@ class _Writing:
             self.hold(node, self.copy(node))
 
     def copy(self, node: fx.Node) -> fx.Node:
-        """Copy a node that writes nothing, with the current values of its arguments."""
+        """Copy a node that does not write, with the current values of its arguments."""
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), self.current)
         new = self.graph.create_node(node.op, _pure(node.target), args, kwargs, node.name)
         new.meta = node.meta.copy()
         return new
 
     def hold(self, node: fx.Node, value: fx.Node) -> None:
-        """Record the value of a result as of now."""
+        """Record the current value of a result."""
         self.now[node] = value
         self.current_at[node] = self.count[calls.memory(node)]
 
     def current(self, node: fx.Node) -> fx.Node:
-        """Return the value of a result after all writes to its memory; sizes are unchanged."""
+        """Return the value of a result after all writes to its memory."""
         if node not in self.now:
             return node
         if self.current_at[node] == self.count[calls.memory(node)]:
@@ -133,7 +134,7 @@ class _Writing:
         return self.now[node]
 
     def take(self, view: View, call: fx.Node, source: fx.Node) -> fx.Node:
-        """Recreate a view of the current value of its source."""
+        """Create a view again, from the current value of its source."""
         position = view.position
         before, after = fx.node.map_arg(
             (call.args[:position], call.args[position + 1 :]), self.current
@@ -153,7 +154,7 @@ class _Writing:
     # -- writing ----------------------------------------------------------------------------
 
     def write(self, node: fx.Node) -> None:
-        """Replace an in-place operator by a functional one; later uses of its memory follow it."""
+        """Replace an in-place operator by a functional operator, and update its memory."""
         target, line, goal = node.target, calls.where(node), calls.written(node)
         assert isinstance(target, torch._ops.OpOverload)
         op = _functional(target)
@@ -203,7 +204,7 @@ class _Writing:
             return self.call(_EXPAND, (source, list(goal.shape)), {}, node)
 
     def assign(self, goal: fx.Node, new: fx.Node, node: fx.Node) -> None:
-        """Update everything that shares memory with ``goal``, whose value is now ``new``."""
+        """Update all results that share memory with ``goal``, whose value is now ``new``."""
         views, line = self.tape.views, calls.where(node)
         path = calls.path(goal, views)
         root = path[-1]
@@ -280,7 +281,7 @@ class _Writing:
         return self.call(_AS_COMPLEX, (new,), {}, node) if pairs else new
 
     def paired(self, value: fx.Node, node: fx.Node) -> fx.Node:
-        """View complex numbers as pairs of real numbers; real numbers are unchanged."""
+        """Convert complex numbers to pairs of real numbers; real numbers stay unchanged."""
         if not value.meta["val"].is_complex():
             return value
         if value.meta["val"].is_conj():
@@ -316,14 +317,14 @@ _EXPAND = torch.ops.aten.expand.default
 
 
 def _pure(target: Target) -> Target:
-    """Return the pure form of a call: ``unsqueeze`` for ``unsqueeze_``."""
+    """Return the form of an operator that is not in place: ``unsqueeze`` for ``unsqueeze_``."""
     if isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable:
         return op_schema(calls.operator_name(target)).overload
     return target
 
 
 def _functional(target: torch._ops.OpOverload) -> str | None:
-    """Return the operator that computes what an in-place one writes, by arguments or by name."""
+    """Return the functional operator that computes the values written by an in-place operator."""
     packet = target._schema.name.partition("::")[2]
     plain = f"__{packet[3:]}" if packet.startswith("__i") else packet.removesuffix("_")  # __iand__
     packets = getattr(torch.ops.aten, plain, None)
@@ -347,7 +348,10 @@ def _arguments(
     args: Sequence[Argument],
     kwargs: Mapping[str, Argument],
 ) -> tuple[list[Argument], dict[str, Argument]]:
-    """Bind an in-place call to its functional form, whose arguments may differ in order or name."""
+    """Return the arguments of an in-place call for its functional form.
+
+    The functional form may have its arguments in another order or with other names.
+    """
     formal = target._schema.arguments
     by_name = {a.name: a.default_value for a in formal if a.has_default_value()}
     by_name |= dict(zip([a.name for a in formal], args, strict=False)) | dict(kwargs)

@@ -1,26 +1,28 @@
-"""Data sets as values: read from local files, checked byte for byte, stored compactly.
+"""Read data sets from local files or from Python, and divide them among clients.
 
-Input: ``data`` of an experiment, or an argument of ``ag.run``. Output: a ``Dataset`` (``values``),
-    which normalises examples when they are read, and the indices of each client's training
-    examples.
+Input: ``data`` of an experiment, or an argument of ``ag.run``. Output: a ``Dataset`` (module
+    ``values``), which normalises examples when they are read, and the indices of each client's
+    training examples.
 
-1. ``doors`` has a reader for each kind of data. Known sets (``load``): ``source`` reads their facts
-   in ``sets/``, ``files`` finds and verifies them; ``images``, ``cifar``, ``words``, ``pairs``
-   decode. User data: ``folder``, ``table``, ``text``, ``huggingface``, ``function``; ``given``
-   for tensors, torch datasets and streams. ``tokens`` encodes texts with a pretrained tokenizer.
-2. ``rows`` treats all user rows in the same way (``Records``): it sets some aside for tests,
-   numbers classes, computes statistics and records owners. ``targets`` converts targets for the
-   task.
-3. ``partition`` divides training examples among clients (``schemes``), unless the data assigns
-   them; ``validation`` holds some out and selects a round by them.
-4. ``imagined`` replaces known sets in ``archgraph check``; ``form`` reads rows on another machine
-   so that classes and columns mean the same there.
+1. ``doors`` calls the reader for each kind of ``data``. The data sets that ``load`` reads by name
+   are described by files in ``sets/``: ``source`` reads these descriptions, ``files`` locates and
+   verifies the data files, and ``images``, ``cifar``, ``words`` and ``pairs`` decode them. User
+   data is read by ``folder``, ``table``, ``text``, ``huggingface`` and ``function``, and by
+   ``given`` for tensors, torch datasets and streams. ``tokens`` encodes texts with a pretrained
+   tokenizer.
+2. ``rows`` processes the rows of user data (``Records``): it sets rows aside for tests, numbers
+   classes, computes statistics and records the owners of rows. ``targets`` converts targets for
+   the task.
+3. If the data does not assign training examples to clients, ``partition`` divides the examples by
+   a scheme of ``schemes``. ``validation`` holds examples out and selects a round with them.
+4. ``imagined`` replaces named data sets in ``archgraph check``. ``form`` reads rows on another
+   machine with the same numbers of classes and columns.
 
 - Nothing is downloaded. Data files cannot run code: CIFAR's pickles are read by an unpickler that
-  only builds arrays and plain containers. Only ``data: {python: …}`` calls a function.
-- Equal rows give equal bits, whatever their source. Test rows do not depend on the seed, so all
-  seeds are tested on the same rows.
-- The meaning of targets is not guessed: without a task they must be integers, the classes.
+  only builds arrays and standard containers. Only ``data: {python: …}`` calls a function.
+- Equal rows from different sources give bit-identical data sets. Test rows do not depend on the
+  seed, so runs with different seeds use the same test rows.
+- The meaning of targets is not guessed. If no task is set, targets must be integer classes.
 """
 
 from archgraph.data.files import ROOT_VARIABLE as ROOT_VARIABLE

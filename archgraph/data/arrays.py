@@ -1,4 +1,4 @@
-"""Convert arrays of any package to dense tensors, with helpful errors."""
+"""Convert arrays of any package to dense tensors."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def array_of(value: object, where: str) -> Tensor | Text:
         where: Name of the value, for errors.
 
     Raises:
-        DataError: If it contains anything but numbers or text, or has masked values.
+        DataError: If the value contains something else than numbers or text, or has masked values.
 
     Example:
         >>> array_of(torch.tensor([[0, 2]]).to_sparse(), "x")
@@ -101,7 +101,8 @@ def real_numbers(rows: Tensor, where: str) -> Tensor:
     """Convert floating point numbers to float32; integers and booleans stay unchanged.
 
     Raises:
-        DataError: If numbers are complex or not finite, or most become equal in 32 bits.
+        DataError: If numbers are complex or not finite, or if most of the different numbers become
+            equal in 32 bits.
     """
     if rows.is_complex():
         raise DataError(

@@ -52,7 +52,7 @@ class _Refused(Exception):
 
 
 class _RestrictedUnpickler(pickle.Unpickler):
-    """Rebuilds arrays and plain containers; imports and calls nothing else."""
+    """Unpickler that rebuilds arrays and standard containers, and refuses all other classes."""
 
     def find_class(self, module: str, name: str) -> object:
         try:
@@ -77,7 +77,7 @@ def read_cifar_batch(
         `[example]`.
 
     Raises:
-        DataError: If the pickle is unsafe or damaged, or does not contain a batch.
+        DataError: If the pickle is unsafe or damaged, or if it does not contain a batch.
     """
     try:
         batch = _RestrictedUnpickler(io.BytesIO(content), encoding="bytes").load()

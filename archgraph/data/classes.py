@@ -17,7 +17,7 @@ def reordered(data: Dataset, order: tuple[int, ...]) -> Dataset:
 
     Args:
         data: A data set in which each example has one class.
-        order: Current numbers of all classes, in their new order.
+        order: Current number of each class, in the new order of the classes.
     """
     numbers = torch.tensor(order).argsort()
 

@@ -46,7 +46,7 @@ class Column:
     Attributes:
         name: Name of the column.
         cells: Values of the column, as text or with the types of the file.
-        locate: Returns file and row number of a row, for errors.
+        locate: Function from the index of a row to the file and row number that errors show.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Column:
     locate: Callable[[int], str]
 
     def at(self, row: int) -> str:
-        """Return file, row and column of a value, for errors."""
+        """Return the file, row and column of a value, to show in an error."""
         return f"{self.locate(row)}: {self.name}"
 
     def error(
@@ -107,13 +107,14 @@ class Column:
         return None
 
     def check_category(self, otherwise: str) -> None:
-        """Check that a presumed category contains neither oddly written numbers nor free text.
+        """Check that a column that is read as a category does not contain numbers or free text.
 
         Args:
-            otherwise: Advice for values that are meant to be categories.
+            otherwise: Hint for users whose column is a category.
 
         Raises:
-            DataError: If most values are such numbers, or most have several words and are distinct.
+            DataError: If most values are numbers in an unusual notation, or if most values have
+                several words and are distinct.
         """
         foreign = [bool(FOREIGN.fullmatch(str(cell).strip())) for cell in self.cells]
         # Plain numbers count, too: in a column of 1,5 and 2, neither kind need be the majority.
@@ -130,11 +131,11 @@ class Column:
 
     @property
     def as_text(self) -> str:
-        """The keys of `data` that read this column as texts."""
+        """Keys of `data` that read this column as texts, for a hint."""
         return f"text: {self.name}, tokenizer: tokenizer.json, length: 128"
 
     def sentences(self) -> list[str]:
-        """Return texts as they are in the file, including leading and trailing blanks.
+        """Return the texts unchanged, including leading and trailing blanks.
 
         Raises:
             DataError: If a text is missing or empty, or all values are numbers.
@@ -165,7 +166,7 @@ class Column:
         """Return the values as float64 ``[row]``.
 
         Args:
-            otherwise: Advice for values that are not meant to be numbers.
+            otherwise: Hint for users whose column does not contain numbers.
 
         Raises:
             DataError: If a value is missing, is not a number, or does not fit into float32.
@@ -215,12 +216,12 @@ class Column:
 
 
 class Features(NamedTuple):
-    """Columns as numbers, float64 ``[row, feature]``, with the source column of each feature.
+    """Columns of a table converted to numeric features.
 
     Attributes:
-        values: Values of the features, ``[row, feature]``.
-        measured: Whether a feature is a column of numbers (not part of a category), ``[feature]``.
-        names: Name of the column of each feature.
+        values: Values of the features, float64 ``[row, feature]``.
+        measured: True for a column of numbers, False for a one-hot feature, ``[feature]``.
+        names: Name of the column from which each feature was computed.
     """
 
     values: Tensor
@@ -229,12 +230,14 @@ class Features(NamedTuple):
 
 
 def features(columns: Sequence[tuple[Column, ColumnKind | None]]) -> Features:
-    """Convert columns to numbers; categories become one-hot columns, one per value, sorted.
+    """Convert columns to numbers; a category becomes a one-hot feature for each value.
 
-    A column of unknown kind is numeric if most of its values are numbers.
+    The one-hot features are in the order of the sorted values. A column whose kind is None is
+    numeric if most of its values are numbers.
 
     Raises:
-        DataError: If a value is missing or of another kind, or a category has too many values.
+        DataError: If a value is missing or does not have the kind of its column, or if a category
+            has too many values.
 
     Example:
         >>> def column(name, *cells):
@@ -279,7 +282,7 @@ def features(columns: Sequence[tuple[Column, ColumnKind | None]]) -> Features:
 
 
 def _fill(values: Tensor, parts: Sequence[tuple[np.ndarray, int]]) -> None:
-    """Write columns side by side: numbers as they are, categories one-hot."""
+    """Write columns next to one another: numbers unchanged, categories one-hot."""
     start = 0
     for part, count in parts:
         if count:
@@ -290,7 +293,7 @@ def _fill(values: Tensor, parts: Sequence[tuple[np.ndarray, int]]) -> None:
 
 
 def measures(column: Column, kind: ColumnKind | None) -> bool:
-    """Return whether a column is numeric: by its kind, or else if most values are numbers.
+    """Return whether a column is numeric, from its kind or, without a kind, from its values.
 
     >>> measures(Column("age", ["3", "5"], str), None)
     True
@@ -299,15 +302,18 @@ def measures(column: Column, kind: ColumnKind | None) -> bool:
 
 
 def check_columns(known: Collection[str], keys: Mapping[str, Collection[str]], inputs: str) -> None:
-    """Check that all columns exist, and that inputs have some, but not the target or client.
+    """Check the column names of a spec.
+
+    All columns must exist. There must be input columns, and the columns of targets and of clients
+    must not be among them.
 
     Args:
         known: The columns of the table.
-        keys: Dict from key of `data` to the columns that it names.
+        keys: Dict from key of `data` to the columns that the key names.
         inputs: Key of `data` for the input columns.
 
     Raises:
-        DataError: Names the key and the column.
+        DataError: If the names are invalid. The error names the key and the column.
     """
     for key, names in keys.items():
         for name in names:
@@ -326,9 +332,10 @@ def check_columns(known: Collection[str], keys: Mapping[str, Collection[str]], i
 def targets(
     columns: Sequence[Column], task: str | None, *, single: bool = True
 ) -> tuple[Tensor, tuple[str, ...]]:
-    """Return targets and the names of their classes; no names if targets are numbers.
+    """Return the targets and the names of their classes.
 
-    Integers are classes if there is no task, or only an objective.
+    The names are empty if the targets are numbers. Integers are classes if the experiment does not
+    set a task, or sets only an objective.
 
     Args:
         columns: The target columns.
@@ -336,7 +343,7 @@ def targets(
         single: Whether numbers of one column have the shape ``[row]`` instead of ``[row, 1]``.
 
     Raises:
-        DataError: If a value is missing, or not of the kind that the task learns.
+        DataError: If a value is missing, or does not have the kind that the task learns.
 
     Example:
         >>> column = Column("y", ["b", "a"], str)

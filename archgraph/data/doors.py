@@ -1,4 +1,4 @@
-"""Readers of data: one for each kind of `data`."""
+"""Readers of data sets: one for each kind of `data`."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def data_from_python(value: object, task: str | None = None) -> Dataset:
     """Return the data set that was passed to :func:`archgraph.run` in Python.
 
     Args:
-        value: As for :func:`archgraph.data.dataset_of`; or a mapping with the keys of
-            ``data: {huggingface: …}``, whose ``huggingface`` may be a ``Dataset`` or a
-            ``DatasetDict``, and ``tokenizer`` one of transformers or of tokenizers.
+        value: A value that :func:`archgraph.data.dataset_of` accepts; or a mapping with the keys of
+            ``data: {huggingface: …}``. In the mapping, ``huggingface`` may be a ``Dataset`` or a
+            ``DatasetDict``, and ``tokenizer`` a tokenizer of transformers or of tokenizers.
         task: The learning task, as for :func:`read_data`.
 
     Raises:
         DataError: As :func:`archgraph.data.dataset_of` and :func:`read_data`.
-        SpecError: If such a mapping has unknown keys or lacks required ones.
+        SpecError: If the mapping has unknown keys or lacks required keys.
     """
     if not isinstance(value, Mapping) or "huggingface" not in value:
         return dataset_of(value, task=task)
@@ -85,11 +85,11 @@ def read_data(spec: DataSpec, task: str | None = None, *, check: bool = False) -
 
     Args:
         spec: The `data` of the experiment, with absolute paths.
-        task: The learning task, which determines how a target is read if the file does not.
-        check: Use zeros in the form of known data sets, without reading their files.
+        task: The learning task. It determines how targets are converted if the file does not.
+        check: For named data sets, return zeros of the same shapes instead of reading files.
 
     Raises:
-        DataError: If no data is named, or files are missing, damaged or differ in form.
+        DataError: If `data` is missing, or files are missing, damaged or differ in form.
         SpecError: If the spec names Python code that must not or cannot be imported.
 
     Example:

@@ -37,14 +37,14 @@ def readable(
     """Convert the errors that a library raises for a damaged file to `DataError`.
 
     Args:
-        what: Name of what is read, for the message.
+        what: Name of the content, for the message.
         where: The file.
         expected: Description of an intact file.
-        errors: Errors to convert; others pass.
-        hint: Advice for the error.
+        errors: Classes of errors to convert. Other errors are raised unchanged.
+        hint: Hint of the error.
 
     Raises:
-        DataError: Instead of one of the errors.
+        DataError: Instead of an error of one of these classes.
     """
     try:
         yield
@@ -107,7 +107,7 @@ class File:
 
     @contextmanager
     def opened(self) -> Iterator[BinaryIO]:
-        """Verify an archive as it is stored, and open it at its beginning."""
+        """Verify the archive without decompressing it, and open it at its beginning."""
         with (
             readable("data file", self.path, "a complete file", (OSError,)),
             self.path.open("rb") as stream,
@@ -141,7 +141,7 @@ def _md5(content: bytes = b"") -> hashlib._Hash:
 
 
 def _open(path: Path) -> io.BufferedIOBase:
-    """Open the decompressed stream of a plain, `.gz` or `.xz` file."""
+    """Open the decompressed stream of an uncompressed, `.gz` or `.xz` file."""
     if path.suffix == ".gz":
         return gzip.open(path, "rb")
     if path.suffix == ".xz":
@@ -150,12 +150,12 @@ def _open(path: Path) -> io.BufferedIOBase:
 
 
 def located(source: Source, root: str | Path | None, *, verify: bool = True) -> dict[str, File]:
-    """Locate the files of a data set in one folder: the one that has most of them.
+    """Locate the files of a data set, in the folder that contains most of the files.
 
     Args:
         source: The data set.
         root: Folder below which to search. Default: the folder in `ARCHGRAPH_DATA`.
-        verify: Whether to compare the files with the published ones.
+        verify: Whether to compare the files with the sizes and checksums of the published files.
 
     Raises:
         DataError: If the folder or a file is missing.
@@ -190,7 +190,7 @@ def located(source: Source, root: str | Path | None, *, verify: bool = True) -> 
 
 
 def lacking(source: Source, root: str | Path | None) -> str | None:
-    """List the missing files of a data set; None if all are below the root folder.
+    """Describe the missing files of a data set; None if all files are below the root folder.
 
     Example:
         >>> from archgraph.data.source import source
@@ -223,14 +223,14 @@ def _root(source: Source, root: str | Path | None) -> Path:
 
 
 def _stored(path: Path, published: Published) -> Path | None:
-    """Find the stored file: plain, `.gz` or `.xz`, or only in the form that the checksum is of."""
+    """Find the stored file: uncompressed, `.gz` or `.xz`, or only in the published form."""
     endings = ("",) if published.archive else (".gz",) if published.gz else ("", ".gz", ".xz")
     candidates = (path.with_name(path.name + ending) for ending in endings)
     return next((candidate for candidate in candidates if candidate.is_file()), None)
 
 
 def decode_text(content: bytes, where: str, hint: str = AGAIN) -> str:
-    """Decode UTF-8 text, without the byte-order mark that some programs write."""
+    """Decode UTF-8 text, and drop the byte-order mark that some programs write."""
     try:
         return content.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:

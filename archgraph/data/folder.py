@@ -1,4 +1,4 @@
-"""Images in a folder for each class, as `data: {folder: …}` names them."""
+"""Images in a folder for each class, for `data: {folder: …}`."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ MOST_PIXELS = 2**26
 
 
 def read_folder(spec: FolderData) -> Dataset:
-    """Read images from a folder per class; classes are numbered in the order of their names.
+    """Read images from a folder for each class; classes are numbered in the order of their names.
 
     Raises:
         DataError: If a folder is empty, a file is not an image, or images differ in size and the
@@ -64,7 +64,7 @@ def read_folder(spec: FolderData) -> Dataset:
 def images_of_classes(
     folder: Path, size: tuple[int, int], *, colour: bool
 ) -> tuple[list[str], Tensor]:
-    """Read images from a folder per class, and return the class names and uint8 pixels.
+    """Read images from a folder for each class; return the class names and uint8 pixels.
 
     Args:
         folder: The folder that contains the folders of the classes.
@@ -83,7 +83,7 @@ def images_of_classes(
 
 
 def _parts(root: Path, spec: FolderData) -> Files:
-    """Return class and file of each example by split; without splits, under an empty name."""
+    """Return a dict from each split to its classes and files; one empty name without splits."""
     missing = [part for part in (TRAIN, TEST) if not (root / part).is_dir()]
     if len(missing) == 2:
         return {"": _listed(root)}
@@ -140,9 +140,11 @@ def read_pictures(
     """Read images as uint8 ``[image, channel, height, width]``.
 
     Args:
-        sources: Name of each image for errors, and its file.
-        size: Height and width to which images are scaled. Default: all must have the same size.
-        colour: Whether images have three channels instead of one. Default: if any has colour.
+        sources: For each image, the name that errors show, and its file.
+        size: Height and width to which images are scaled. Default: images are not scaled, and must
+            all have the same size.
+        colour: Whether images have three channels instead of one. Default: True if any image has
+            colours.
 
     Raises:
         DataError: If a file is not an image, or images differ in size.
@@ -167,7 +169,7 @@ def read_pictures(
 
 
 def decode_image(image: Image, size: tuple[int, int], colour: bool) -> Tensor:
-    """Decode an image: upright, scaled, with one or three channels ``[channel, height, width]``.
+    """Decode an image, rotate it upright and scale it; return ``[channel, height, width]``.
 
     >>> from PIL import Image
     >>> decode_image(Image.new("L", (3, 2), 7), (2, 3), colour=False).shape

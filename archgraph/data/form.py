@@ -1,8 +1,8 @@
-"""The form of a data set: types, class names and scales for reading rows on another machine.
+"""The form of a data set: types, class names and scales, for reading rows on another machine.
 
-Every machine uses the same number for a class, the same column for a category and the same scale
-for numbers, although none of them sees all rows. They come from the data set that the form
-describes.
+No machine of a deployment reads all rows. Still, all machines must use the same number for a class,
+the same feature for a category and the same scale for numbers. The form has the class names,
+categories and scales of one data set, with which all machines read their rows.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class DataForm:
         inputs: Type and shape of an input.
         targets: Type and shape of a target.
         labels: Names of the classes, in order; empty if targets are numbers.
-        mean: Mean of each channel (column), to subtract from inputs; None if inputs are not
-            normalised.
-        std: Standard deviation of each channel (column), to divide inputs by; None if inputs are
-            not normalised.
-        columns: Input columns of a table.
+        mean: Mean of each channel of images, or of each feature of a table. It is subtracted from
+            inputs. None if inputs are not normalised.
+        std: Standard deviation of each channel or feature, by which inputs are divided. None if
+            inputs are not normalised.
+        columns: Dict from each input column of a table to its kind; empty for images.
     """
 
     inputs: str
@@ -86,10 +86,10 @@ class DataForm:
         return cls(**parts, columns=columns)
 
     def check(self, other: DataForm, where: str) -> None:
-        """Raise unless other data has this form.
+        """Check that other data has this form.
 
         Raises:
-            DataError: Names the part that differs.
+            DataError: If the forms differ. The error names the attribute that differs.
         """
         for part, expected in self.__dict__.items():
             if (actual := getattr(other, part)) != expected:
@@ -102,7 +102,7 @@ class DataForm:
                 )
 
     def read(self, spec: DataSpec, path: str, task: str | None = None) -> Dataset:
-        """Read rows on this machine in this form, all of them for training.
+        """Read the rows on this machine in this form, and use all of them for training.
 
         1. Read a table by the columns of the form, or images in its size and channels.
         2. Number the classes and scale the inputs as in the form.
@@ -113,8 +113,8 @@ class DataForm:
             task: The learning task, as for :func:`archgraph.data.doors.read_data`.
 
         Raises:
-            DataError: If a class or a category is not in the form, or a value is missing or of
-                another kind; names the file and the row.
+            DataError: If a class or category is not in the form, or a value is missing or has the
+                wrong kind. The error names the file and the row.
         """
         if isinstance(spec, TableData):  # step 1
             inputs, answers = self._table(spec, Path(path), task)
@@ -169,7 +169,7 @@ def _columns(spec: TableData) -> Columns:
 
 
 def with_path(spec: DataSpec, path: str) -> DataSpec:
-    """Return the spec with another table or folder; unchanged for an empty path.
+    """Return a spec that reads another table or folder; the same spec if the path is empty.
 
     >>> with_path(TableData(table="a.csv", target="y"), "b.csv").table
     'b.csv'

@@ -1,4 +1,4 @@
-"""Data passed in Python: tensors, arrays, torch datasets, or a mapping of clients to these."""
+"""Data passed in Python: tensors, arrays or torch datasets, or a mapping from clients to them."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ INPUT = "input"
 
 
 class SplitPart(NamedTuple):
-    """One split, or one client's part of it, before its targets are interpreted.
+    """A split, or one client's part of a split, before its targets are interpreted.
 
     Attributes:
         where: Name of the part, for errors.
         inputs: Inputs by name, ``[example, ...]``.
         targets: Numbers or text ``[example, ...]``.
-        items: The torch dataset that they were read from, if item by item.
+        items: The torch dataset from which the examples were read, if it was read item by item.
     """
 
     where: str
@@ -74,7 +74,7 @@ class SplitPart(NamedTuple):
 
     @property
     def form(self) -> str:
-        """Description of type and shape of a row's inputs and target."""
+        """Description of the type and shape of one input and one target."""
         inputs = ", ".join(f"{name} {row_form(rows)}" for name, rows in self.inputs.items())
         return f"{inputs}, target {form_of(self.targets)}"
 
@@ -89,30 +89,32 @@ def dataset_of(
 ) -> Dataset:
     """Build a data set from tensors, arrays or torch datasets.
 
-    Images are uint8 ``[example, channel, height, width]``, which are normalised by the training
-    examples, or floating point numbers, which are not; tokens are integers. The task determines the
-    targets (:func:`archgraph.data.targets.meaning`): names, true and false, numbers or labels.
-    Without a task they must be whole numbers, the class of each example.
+    Images are uint8 ``[example, channel, height, width]`` or floating point numbers. Images of type
+    uint8 are normalised with the statistics of the training examples; floating point numbers are
+    not normalised. Tokens are integers. The task determines how targets are converted
+    (:func:`archgraph.data.targets.meaning`). Without a task, targets must be whole numbers, which
+    are the classes of the examples.
 
     Args:
-        value: A :class:`Dataset`; or ``(train, test)``, each a torch dataset of the map style with
-            items ``(input, target)``, or a pair ``(inputs, targets)`` of tensors or arrays. Pass
-            several inputs as a mapping by name. ``train`` may also be a mapping from clients to
-            such splits, which sets the partition.
+        value: A :class:`Dataset`, or a pair ``(train, test)``. Each of the two is a map-style torch
+            dataset with items ``(input, target)``, or a pair ``(inputs, targets)`` of tensors or
+            arrays. Several inputs are a mapping from names to values. ``train`` may also be a
+            mapping from clients to training data, which determines the partition.
         name: Name of the data set, also in errors.
         task: Name of the learning task; :data:`archgraph.language.task.OWN` for an objective
             without a task.
         cache: If True, read each item of a torch dataset once. By default, training items are read
-            again in every pass, under seeds derived from the run's seed: random crops and noise
-            change from pass to pass, and results do not depend on the number of processes. Test
-            items are always read once.
+            again in every pass, with seeds derived from the run's seed. Random crops and noise
+            therefore change from pass to pass, and results do not depend on the number of
+            processes. Test items are always read once.
         examples: For streams: number of examples read from each client per pass. ``train`` is then
-            a mapping from clients to streams: iterables (such as an ``IterableDataset``) or
-            functions that return an iterator. Only one minibatch of a stream is in memory.
+            a mapping from clients to streams. A stream is an iterable (such as an
+            ``IterableDataset``) or a function that returns an iterator. Only one minibatch of a
+            stream is in memory.
 
     Raises:
-        DataError: If it is not such data, its examples differ in shape or type, or a number is not
-            finite.
+        DataError: If the value is not of these types, examples differ in shape or type, or a number
+            is not finite.
 
     Example:
         >>> train = torch.rand(6, 3), torch.arange(6) % 2
@@ -166,7 +168,7 @@ def dataset_of(
 
 
 def _is_stream(value: object) -> bool:
-    """Return whether examples of a split can only be iterated, not indexed."""
+    """Return whether the examples of a split can be iterated, but not indexed."""
     if isinstance(value, IterableDataset):  # has a `__getitem__`, which raises
         return True
     plain = isinstance(value, str | bytes | Mapping | DataLoader | list | tuple)
@@ -183,15 +185,15 @@ def _streams(
 ) -> Dataset:
     """Return data whose clients read streams; the test examples determine the targets.
 
-    1. Read the first examples of each stream. They must have the form of the test examples, and
-       images are normalised by their statistics. Read some of them twice, and note streams that
-       differ under the same seed.
-    2. Represent inputs and targets of the train split by views of one example, which need no
-       memory.
+    1. Read the first examples of each stream. They must have the shapes and types of the test
+       examples. Images are normalised by the statistics of these first examples. Read some of them
+       twice, and add a note if they differ under the same seed.
+    2. Represent the inputs and targets of the train split by views of one example, which do not
+       need memory.
 
     Raises:
-        DataError: If a value is not a stream, can be read only once, or has examples of another
-            form than the test split.
+        DataError: If a value is not a stream or can be read only once, or if its examples differ in
+            shape or type from those of the test split.
     """
     if type(examples) is not int or examples < 2:
         raise DataError(
@@ -262,7 +264,7 @@ def _read_stream(
 
 
 def _reading(parts: Sequence[SplitPart], said: Meaning, data: Dataset) -> ExampleReader | None:
-    """Return a reader that reads training examples again; None if they cannot be read again."""
+    """Return a function that reads training examples again; None if this is not possible."""
     items = [part.items for part in parts if part.items is not None]
     if len(items) < len(parts):
         return None
@@ -274,12 +276,12 @@ def _reading(parts: Sequence[SplitPart], said: Meaning, data: Dataset) -> Exampl
 
 @dataclasses.dataclass(frozen=True)
 class _Converted:
-    """Stacks items into inputs by name and targets, converted as the data's first targets were.
+    """Function that stacks items, and converts their targets like those of a data set.
 
     Attributes:
-        data: The data whose form the items must have.
-        said: How its targets are converted.
-        message: Error message for items of another form.
+        data: The data set. Items must have the same shapes and types as its examples.
+        said: The conversion of the data set's targets.
+        message: Error message for items with other shapes or types.
     """
 
     data: Dataset
@@ -304,10 +306,13 @@ class _Converted:
 
 
 def _train_parts(train: object, where: str) -> dict[Hashable, SplitPart]:
-    """Return each client's training examples; under None if they are not divided among clients.
+    """Return a dict from each client to its training examples.
+
+    If the examples are not divided among clients, the only key is None.
 
     Raises:
-        DataError: If there are no clients, one has no examples, or clients differ in form.
+        DataError: If there are no clients, a client has no examples, or the examples of clients
+            differ in shape or type.
     """
     if not isinstance(train, Mapping):
         return {None: _part(train, where)}
@@ -335,7 +340,7 @@ def _together(parts: list[tuple[Hashable, Records]]) -> Records:
 
 
 def _part(value: object, where: str, parts: int = 1) -> SplitPart:
-    """Return the rows of one split, or of one client's part if there are several parts."""
+    """Return the rows of one split, or of one client if `parts` clients share the split."""
     targets: object
     items = None
     if type(value) is TensorDataset:
@@ -414,13 +419,16 @@ def _item(item: object, where: str) -> Item:
 
 
 def _changing(parts: Sequence[SplitPart], where: str, *, is_once: bool) -> Iterator[str]:
-    """Yield a note if items of a split differ between reads: under its seed, or under any."""
+    """Yield a note if items of a split differ between two reads with the same seed.
+
+    With `is_once`, the reads have different seeds.
+    """
     if any(p.items is not None and _changes(p.items, seeds=is_once) for p in parts):
         yield (DRAWN_ONCE if is_once else NOT_REPEATABLE).format(where=where)
 
 
 def _changes(value: Items, *, seeds: bool) -> bool:
-    """Return whether items differ between reads, with different seeds or even with the same."""
+    """Return whether items differ between reads, with the same seed or with different `seeds`."""
     positions = np.linspace(0, len(value) - 1, min(len(value), READ_AGAIN)).astype(int).tolist()
     reading = Reading([(0, value)], _item)
     try:
@@ -451,7 +459,7 @@ def _stack(parts: Sequence[Tensor | Text], where: str) -> Tensor | Text:
 
 
 def _by_item(value: object) -> TypeGuard[Items]:
-    """Return whether to read the value by item; a ``TensorDataset``'s subclass may change items."""
+    """Return whether to read the value by item, as subclasses of ``TensorDataset`` may need."""
     listed = hasattr(value, "__getitem__") and hasattr(value, "__len__")
     complete = isinstance(value, str | bytes | tuple | Mapping) or type(value) is TensorDataset
     # A value that converts to an array (a tensor, a pandas table) has all examples at once.
@@ -468,11 +476,11 @@ def _numbers(value: object, where: str) -> Tensor:
         where=where,
         found=what(value),
         expected="numbers",
-        hint="turn texts into tokens first, categories into numbers",
+        hint="encode texts as tokens, and categories as numbers",
     )
 
 
 def _input(value: object, where: str) -> Tensor:
-    """Return inputs as a model takes them: floating point as float32, integers unchanged."""
+    """Convert inputs to what models accept: floating point to float32; integers stay unchanged."""
     rows = real_numbers(_numbers(value, where), where)
     return rows.to(torch.uint8) if rows.dtype == torch.bool else rows

@@ -1,7 +1,7 @@
 """A data set of Hugging Face's `datasets`, on disk or in memory, for `data: {huggingface: …}`.
 
-Columns are read as Arrow stores them: the set cannot choose the code that decodes them, image files
-and addresses that it names are not followed, and nothing is unpickled.
+Columns are read as Arrow stores them. The data set cannot choose the code that decodes a column,
+files and addresses that it refers to are not read, and nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -37,12 +37,13 @@ def read_huggingface(
     """Read the rows of a data set's splits, in their order.
 
     Args:
-        spec: Names the columns.
-        task: The learning task, which determines how targets are read.
-        loaded: A data set in memory. Default: the saved one that the spec names.
+        spec: The spec, which names the columns.
+        task: The learning task, which determines how targets are converted.
+        loaded: A data set in memory. Default: the saved data set that the spec names.
 
     Raises:
-        DataError: If it is not such a data set, a column is missing, or examples differ in shape.
+        DataError: If this is not a data set of Hugging Face, a column is missing, or examples
+            differ in shape.
     """
     path = Path(spec.huggingface)
     splits = _saved(path) if loaded is None else _used(loaded)
@@ -69,7 +70,7 @@ def read_huggingface(
 
 
 def _check_splits(spec: HuggingFaceData, splits: Mapping[str, Any], inputs: Sequence[str]) -> None:
-    """Raise if a split lacks a column, classes differ between splits, or there are two tests."""
+    """Raise if a split lacks a column, classes differ between splits, or two test splits exist."""
     key, asked = "inputs" if spec.text is None else "text", column_names(spec.target)
     client = () if spec.client is None else (spec.client,)
     for split in splits.values():
@@ -106,7 +107,7 @@ def _used(loaded: object) -> Mapping[str, Any]:
             where=WHERE,
             found=type(other[0]).__name__,
             expected="a Dataset or DatasetDict of `datasets`, in Python, or a folder",
-            hint="examples of a stream have no positions: convert it to a Dataset",
+            hint="examples of a stream cannot be indexed: convert it to a Dataset",
         )
     if TRAIN not in splits:
         raise DataError(
@@ -131,7 +132,7 @@ def _check_names(columns: Mapping[str, Sequence[str]], splits: Mapping[str, Any]
 
 
 def _class_names(feature: Any) -> tuple[str, ...]:
-    """Return the class names of a feature, or of its items; empty if it is a number."""
+    """Return the class names of a feature, or of its items; empty if the feature is a number."""
     while hasattr(feature, "feature"):
         feature = feature.feature
     return tuple(getattr(feature, "names", None) or ())
@@ -145,7 +146,7 @@ def _column(path: Path, name: str, tables: Sequence[Any]) -> Column:
 def _targets(
     spec: HuggingFaceData, columns: Sequence[Column], known: Sequence[str] | None, task: str | None
 ) -> tuple[Tensor, tuple[str, ...]]:
-    """Return targets and names of classes, from the set if it has them."""
+    """Return targets and names of classes; the data set's own names if it has any."""
     first, single = columns[0], isinstance(spec.target, str)
     if (
         single and first.cells and isinstance(first.cells[0], list)

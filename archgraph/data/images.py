@@ -64,7 +64,7 @@ def read_idx(content: bytes, rank: int, where: str) -> np.ndarray:
         uint8 array with `rank` dimensions.
 
     Raises:
-        DataError: The magic number differs, or the length does not fit the sizes.
+        DataError: If the magic number is wrong, or the length does not fit the sizes.
 
     Example:
         >>> read_idx(bytes([0, 0, 8, 1, 0, 0, 0, 2, 7, 9]), rank=1, where="labels")

@@ -1,4 +1,4 @@
-"""Placeholder data sets with the form of the real ones, so that a check reads no files."""
+"""Data sets of zeros with the form of the real data sets, so that a check does not read files."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def imagined_dataset(
     vocabulary: int | None = None,
     tokenizer: str | Path | None = None,
 ) -> Dataset:
-    """Return zeros in the form of a known set: as many examples, with interleaved classes.
+    """Return zeros in the form of a named data set, with as many examples and interleaved classes.
 
-    For text, the first example contains the last word of the vocabulary, except with a tokenizer,
-    whose vocabulary is not known before its files are read.
+    For text, the first example contains the last word of the vocabulary. With a tokenizer it does
+    not, because the vocabulary is unknown until the tokenizer's files are read.
 
     Args:
         name: One of `DATASETS`.
@@ -38,7 +38,7 @@ def imagined_dataset(
         tokenizer: File or folder of a tokenizer.
 
     Raises:
-        DataError: If the name is unknown, or an option is not one of this data set.
+        DataError: If the name is unknown, or this data set does not have one of the options.
 
     Example:
         >>> imagined_dataset("mnist", limit=100)
@@ -102,7 +102,7 @@ def _most(published: int, limit: int | None) -> int:
 
 
 def _tokens(count: int, length: int, words: int) -> Tensor:
-    """Return the first word everywhere, and the last word once: ``[example, position]``."""
+    """Return tokens ``[example, position]``: the last word once, the first word everywhere else."""
     tokens = torch.zeros(count, length, dtype=torch.int32)
     tokens[:1, :1] = words - 1
     return tokens

@@ -26,7 +26,7 @@ Item: TypeAlias = tuple[dict[str | None, Tensor], ItemTarget]  # inputs by name,
 
 
 class Items(Protocol):
-    """A torch dataset of the map style."""
+    """A map-style torch dataset: it has a length, and its items can be indexed."""
 
     def __len__(self) -> int: ...
 
@@ -37,22 +37,22 @@ class Items(Protocol):
 class Reading:
     """Items of torch datasets, read again in each pass with a seed derived from their index.
 
-    The generators of torch, NumPy and Python are seeded before each item: an item depends neither
-    on the process that reads it nor on what was read before.
+    The generators of torch, NumPy and Python are seeded before each item. An item therefore does
+    not depend on the process that reads it, or on the items that were read before.
 
     Attributes:
-        parts: For each client, the index of its first item and its items.
-        convert: Converts an item to inputs by name, and a target.
+        parts: For each client, the index of its first item and its torch dataset.
+        convert: Function from an item to a dict from input names to inputs, and a target.
     """
 
     parts: Sequence[tuple[int, Items]]
     convert: Callable[[object, str], Item]
 
     def of(self, positions: Sequence[int], seed: int, where: str = "train") -> list[Item]:
-        """Return the items at some positions.
+        """Return the items at some indices.
 
         Args:
-            positions: Positions in all parts together.
+            positions: Indices into the concatenated torch datasets.
             seed: Seed from which the seed of each item is derived.
             where: Name of the split, for errors.
 
@@ -84,7 +84,7 @@ class Streaming:
     Attributes:
         streams: Dict from the index of a client's first example to the client's stream: an
             iterable, or a function that returns an iterator.
-        convert: Converts an item to inputs by name, and a target.
+        convert: Function from an item to a dict from input names to inputs, and a target.
         where: Name of the split, for errors.
     """
 
@@ -96,7 +96,7 @@ class Streaming:
         """Yield minibatches of a client's stream.
 
         Args:
-            first: First position of the client's examples.
+            first: Index of the client's first example, a key of `streams`.
             seed: Seed from which the seeds of the pass are derived.
             sizes: Number of examples of each minibatch.
 
@@ -138,7 +138,7 @@ def _reading(iterator: Iterator[object], where: str) -> Iterator[object]:
 
 
 def _mixed(seed: int, position: int) -> int:
-    """Return a seed of 63 bits for an item: different for neighbours, the same in every process."""
+    """Return a seed of 63 bits for an item, which is the same in every process."""
     value = (seed ^ (position * _MIXED)) % 2**64
     value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
     value = (value ^ (value >> 27)) * 0x94D049BB133111EB % 2**64
@@ -152,12 +152,12 @@ def _seed_all(seed: int) -> None:
 
 
 class StoredRows:
-    """Stacks tensors of equal form into one, which is stored in a file if it is large.
+    """A tensor that is filled row by row. It is stored in a temporary file if it is large.
 
     Args:
         count: Number of rows.
         where: Name of the split, for errors.
-        parts: Number of clients, which share the memory limit.
+        parts: Number of clients. Each client may use an equal fraction of the memory limit.
     """
 
     def __init__(self, count: int, where: str, parts: int = 1) -> None:
@@ -166,10 +166,10 @@ class StoredRows:
         self.form = ""
 
     def put(self, position: int, row: Tensor) -> None:
-        """Add a row.
+        """Store a row.
 
         Raises:
-            DataError: If the form of the row differs from that of the first.
+            DataError: If the row differs in shape or type from the first row.
         """
         if self.tensor is None:
             self.form = row_form(row[None])
@@ -185,13 +185,13 @@ class StoredRows:
 
 
 def joined_rows(parts: Sequence[Tensor]) -> Tensor:
-    """Concatenate rows; a large result is stored in a file."""
+    """Concatenate rows; a large result is stored in a temporary file."""
     like = parts[0].new_empty(parts[0].shape[1:])
     return torch.cat(list(parts), out=empty_rows(sum(map(len, parts)), like, IN_FILE))
 
 
 def empty_rows(count: int, row: Tensor, most: int) -> Tensor:
-    """Allocate `count` rows like `row`, in memory or, from `most` bytes on, in a temporary file.
+    """Allocate a tensor of `count` rows like `row`, in a temporary file from `most` bytes on.
 
     The file is mapped into memory and deleted with the last reference to the tensor.
     """

@@ -1,4 +1,4 @@
-"""Load known data sets by name."""
+"""Load data sets by name."""
 
 from __future__ import annotations
 
@@ -41,22 +41,23 @@ def load_dataset(
         name: One of `DATASETS`.
         root: Folder below which the files are searched. Default: the environment variable
             `ARCHGRAPH_DATA`. Not needed for `digits`.
-        limit: Use only this many examples of each split, the first ones. The statistics for
-            normalisation are computed from these training examples.
+        limit: Number of examples to use of each split, from its beginning. The statistics for
+            normalisation are computed from these training examples only. Default: all examples.
         bptt: Length of a window of running text, in tokens.
-        length: Tokens of a pair of sentences, including its three marks and padding. Default: 128.
+        length: Number of tokens of a pair of sentences, including its three special tokens and
+            padding. Default: 128.
         vocabulary: Largest number of tokens of the vocabulary that is learned from the training
             pairs. Default: 8192.
-        tokenizer: File or folder of a tokenizer, whose vocabulary is used instead.
+        tokenizer: File or folder of a tokenizer. Its vocabulary replaces the learned vocabulary.
         verify: Compare sizes and MD5 checksums with the published files. Set it to False to read
-            your own files in the same format; everything else is still checked.
+            your own files in the same format.
 
     Returns:
         The data set, both splits normalised by the statistics of the train split.
 
     Raises:
-        DataError: If the name is unknown, a file is missing, damaged or not the published one, or
-            an option is not one of this data set.
+        DataError: If the name is unknown, a file is missing, damaged or differs from the published
+            file, or this data set does not have one of the options.
 
     Example:
         >>> load_dataset("digits")

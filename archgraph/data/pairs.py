@@ -29,10 +29,11 @@ PairsBySplit = tuple[list[SentencePair], list[SentencePair]]
 def divided_pairs(source: Source, files: Mapping[str, File]) -> PairsBySplit:
     """Split a published *development* set of MNLI or SNLI into training and test pairs.
 
-    About four in five pairs are for training, the others for testing. The premise alone decides (by
-    its SHA-256), because three hypotheses share each premise and no premise may be in both. The
-    accuracies are therefore not comparable to those published for MNLI or SNLI, whose models see
-    fifty times as many pairs. To read the training pairs of MNLI from its archive, use `multinli`.
+    About four in five pairs are for training, and the others for testing. Three hypotheses share
+    each premise, so the SHA-256 of the premise determines the split: no premise is in both splits.
+    Published models for MNLI or SNLI are trained on fifty times as many pairs, so accuracies on
+    this split cannot be compared with published accuracies. To read the training pairs of MNLI from
+    its archive, use `multinli`.
     """
     (file,) = files.values()
     parts: PairsBySplit = ([], [])
@@ -44,7 +45,7 @@ def divided_pairs(source: Source, files: Mapping[str, File]) -> PairsBySplit:
 
 
 def sick(source: Source, files: Mapping[str, File]) -> PairsBySplit:
-    """Read SICK with its split of SemEval-2014: TRAIN and TEST, without TRIAL."""
+    """Read SICK with the split of SemEval-2014: TRAIN and TEST. The part TRIAL is not used."""
     (file,) = files.values()
     parts = read_sick(file.read(), str(file.path))
     return parts["TRAIN"], parts["TEST"]
@@ -56,7 +57,7 @@ def multinli(source: Source, files: Mapping[str, File]) -> PairsBySplit:
     Pairs whose annotators have no majority label (`-`) are skipped, as is common practice.
 
     Raises:
-        DataError: The archive is damaged, or does not contain the expected files.
+        DataError: If the archive is damaged, or does not contain the expected files.
     """
     (file,) = files.values()
     where = str(file.path)
@@ -84,7 +85,7 @@ def _member(archive: zipfile.ZipFile, name: str, where: str) -> list[SentencePai
 def pair_dataset(
     source: Source, parts: PairsBySplit, limit: int | None, length: int, encode: Encode
 ) -> Dataset:
-    """Build a data set of encoded pairs, at most `limit` of each part."""
+    """Build a data set of encoded pairs, with at most `limit` pairs in each split."""
 
     def split(pairs: Sequence[SentencePair]) -> Split:
         arrays = encode(pairs)
@@ -99,10 +100,10 @@ def pair_dataset(
 
 
 def read_pairs(content: bytes, where: str) -> list[SentencePair]:
-    """Decode pairs of sentences: per line a JSON object with `premise`, `hypothesis`, `label`.
+    """Decode pairs of sentences from lines of JSON with `premise`, `hypothesis` and `label`.
 
     Raises:
-        DataError: A line is not such an object; names the line.
+        DataError: If a line is not an object with these keys. The error names the line.
 
     Example:
         >>> read_pairs(b'{"premise": "a", "hypothesis": "b", "label": "neutral"}', "pairs")
@@ -127,7 +128,7 @@ def _read_lines(
 
 @contextlib.contextmanager
 def _line(where: str, number: int) -> Iterator[None]:
-    """Name the line in errors about its content."""
+    """Convert errors about the content of a line to errors that name the line."""
     try:
         yield
     # RecursionError: a line of JSON may be thousands of open brackets.
@@ -141,10 +142,10 @@ def _line(where: str, number: int) -> Iterator[None]:
 
 
 def read_sick(content: bytes, where: str) -> dict[str, list[SentencePair]]:
-    """Decode SICK's tab-separated columns to pairs by part: TRAIN, TRIAL, TEST.
+    """Decode SICK's tab-separated columns to a dict from TRAIN, TRIAL and TEST to pairs.
 
     Raises:
-        DataError: A column is missing, or a line is malformed; names it.
+        DataError: If a column is missing or a line is malformed. The error names the line.
     """
     columns = ("sentence_A", "sentence_B", "entailment_label", "SemEval_set")
     lines = _lines(content, where)

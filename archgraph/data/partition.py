@@ -30,29 +30,31 @@ def allot(
 ) -> tuple[np.ndarray, ...]:
     """Divide examples among clients into nonempty parts, which are disjoint except for `whole`.
 
-    The same seed gives the same partition. A kind of client may own a fixed share of all examples
-    (RecipFL, §5.1). This share is taken first, with all classes in proportion, and divided equally
-    among the clients of the kind. The other clients divide the rest by one of the schemes of
-    :mod:`archgraph.data.schemes`. Consecutive windows of a text are divided into contiguous runs.
-    Text, and targets that are not one class per example, can only be divided by `iid` or `whole`.
+    The same seed gives the same partition. A tier of clients may own a fixed fraction of all
+    examples (RecipFL, §5.1). These examples are drawn first, from all classes in proportion, and
+    divided equally among the clients of the tier. The remaining examples are divided among the
+    other clients by a scheme of :mod:`archgraph.data.schemes`. Each client gets consecutive windows
+    of a text. Text, and targets that are not one class per example, can only be divided by `iid` or
+    `whole`.
 
     Args:
         targets: Class of each example, int `[example]`; text targets, int `[window, position]`; or
             any other targets, `[example, ...]`.
-        tiers: Kind of each client.
-        shares: Kind → its share of all examples, exact up to rounding.
-        scheme: Scheme by which the other clients divide the rest: `iid`, `dirichlet`,
+        tiers: Tier of each client.
+        shares: Dict from tier to its fraction of all examples, exact up to rounding.
+        scheme: Scheme by which the remaining examples are divided: `iid`, `dirichlet`,
             `equal_dirichlet`, `classes` or `whole`.
         seed: Seed of all draws.
         ordered: Whether text targets belong to consecutive windows.
         **params: Parameters of the scheme, and `min_size`, the smallest number of examples of a
-            client (10 for `dirichlet`, else 1).
+            client (default: 10 for `dirichlet`, else 1).
 
     Returns:
-        For each client the positions of its examples, int64, ascending.
+        For each client, the indices of its examples, int64, in ascending order.
 
     Raises:
-        DataError: If the split is impossible: too few examples, or targets without classes.
+        DataError: If the partition is impossible, because there are too few examples or the targets
+            are not classes.
 
     Example:
         >>> labels, kinds = np.arange(60) % 3, ["strong", "weak", "weak", "weak"]
@@ -90,7 +92,7 @@ def allot(
 
 
 def _labels(targets: np.ndarray, scheme: str, ordered: bool) -> np.ndarray:
-    """Return the labels that a scheme divides by: a class per example, text windows, or zeros."""
+    """Return the labels that a scheme divides: a class per example, text windows, or zeros."""
     integral = targets.dtype.kind in "iu"
     if targets.ndim == 1 and integral:
         return targets
@@ -103,7 +105,9 @@ def _labels(targets: np.ndarray, scheme: str, ordered: bool) -> np.ndarray:
 
 
 def stratified_order(labels: np.ndarray, seed: int) -> np.ndarray:
-    """Return an order in which every stretch has all classes in proportion; text stays in order.
+    """Return an order in which any consecutive examples have all classes in proportion.
+
+    Windows of a text keep their order.
 
     >>> stratified_order(np.array([0, 0, 0, 0, 7, 7]), seed=0) >= 4
     array([False, False,  True, False, False,  True])
@@ -126,7 +130,7 @@ def _cut(
     seed: int,
     params: Mapping[str, float | str | bool],
 ) -> tuple[np.ndarray, ...]:
-    """Divide the examples among clients; errors name the clients by their ids."""
+    """Divide the examples among clients; errors contain the ids of the clients."""
     # The experiment's schema has checked the scheme and its parameters, but not whether the data
     # has enough examples for them.
     count, assign = len(clients), SCHEMES[scheme]
@@ -200,7 +204,7 @@ def class_histogram(targets: torch.Tensor | np.ndarray, classes: int | None) -> 
 def local_test_indices(
     test_targets: torch.Tensor | np.ndarray, class_histogram: torch.Tensor | np.ndarray
 ) -> np.ndarray:
-    """Return the positions of test examples whose class the client owns (FedFA's local tests).
+    """Return the indices of test examples of the classes in a client's training data (FedFA).
 
     Args:
         test_targets: Class of each test example, `[example]`; targets of -100 are skipped.

@@ -1,8 +1,8 @@
-"""Rows of user data, processed in the same way whatever their source.
+"""Convert rows of user data to a data set, in the same way for all sources.
 
-A share is set aside for tests, classes are numbered, statistics of images and columns are computed,
-and the clients of rows are recorded. The same rows give the same data set, whether they come from
-tensors, a table, a folder or a function.
+The functions of this module set rows aside for tests, number the classes, compute the statistics of
+images and columns, and record the clients of rows. The same rows give the same data set for
+tensors, a table, a folder and a function.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class Records:
     """Rows with their targets.
 
     Attributes:
-        inputs: Inputs of a model by name, in order, each ``[row, ...]``; a single input may have
-            any name.
+        inputs: Dict from the names of a model's inputs, in order, to ``[row, ...]``; a single input
+            may have any name.
         targets: int64, bool or float32 ``[row, ...]``, as in :class:`Split`.
-        clients: The client of each row; None if the data has no clients.
+        clients: The client of each row; None if the data does not name clients.
     """
 
     inputs: Mapping[str, Tensor]
@@ -56,13 +56,13 @@ class Records:
 
 
 def parted(rows: Records, share: float | None = None) -> tuple[Records, Records]:
-    """Split rows into training and test rows: a share of each client's, classes in proportion.
+    """Split rows into training and test rows, with a fraction of each client's rows for tests.
 
-    The draw does not depend on the seed of the run, so that all runs use the same test rows.
-    Every client keeps at least one row to train on.
+    The test rows contain all classes in proportion. They do not depend on the seed of the run, so
+    all runs use the same test rows. Every client keeps at least one training row.
 
     Raises:
-        DataError: If no row is left to train or to test on.
+        DataError: If there would be no training row or no test row.
 
     Example:
         >>> rows = Records({"x": torch.arange(10.0)}, torch.arange(10) % 2)
@@ -91,13 +91,13 @@ def parted(rows: Records, share: float | None = None) -> tuple[Records, Records]
 def divided(
     rows: Records, clients: tuple[Hashable, ...] | None, count: int | None, share: float | None
 ) -> tuple[Records, Records]:
-    """Split rows into training and test rows: at a row number, or by a share.
+    """Split rows into training and test rows, at a row number or with :func:`parted`.
 
     Args:
         rows: Rows without clients.
         clients: The client of each row, at least of each training row. Default: no clients.
-        count: Number of training rows, the first ones. Default: use `share`.
-        share: Share of the rows that :func:`parted` sets aside for tests.
+        count: Number of training rows, which come first. Default: use `share`.
+        share: Fraction of the rows that :func:`parted` sets aside for tests.
 
     Example:
         >>> rows = Records({"x": torch.arange(3.0)}, torch.arange(3) % 2)
@@ -117,16 +117,16 @@ def check_apart(
     where: str,
     names: Sequence[str] = (),
 ) -> None:
-    """Raise if most numbers become equal when they are rounded to 32 bits.
+    """Check that most different numbers stay different when they are rounded to 32 bits.
 
     Args:
         exact: The numbers, float64 ``[row, ...]``.
         rounded: The same numbers, rounded to 32 bits.
         where: Name of the numbers, for errors.
-        names: Names of the columns, if they have any.
+        names: Names of the columns, if the columns have names.
 
     Raises:
-        DataError: If most values of a column become equal.
+        DataError: If most of the different values of a column become equal.
 
     Example:
         >>> seconds = torch.arange(9, dtype=torch.float64) + 1.7e9
@@ -160,7 +160,9 @@ them, or use their logarithms
 
 
 def owners(rows: Records, count: int) -> dict[Hashable, np.ndarray]:
-    """Return the positions of each client's rows, in order of appearance; under None if no clients.
+    """Return a dict from each client, in order of appearance, to the indices of its rows.
+
+    If the rows do not have clients, the only key is None.
 
     >>> rows = Records({}, torch.zeros(3), ("b", "a", "b"))
     >>> {client: own.tolist() for client, own in owners(rows, 3).items()}
@@ -177,7 +179,7 @@ def owners(rows: Records, count: int) -> dict[Hashable, np.ndarray]:
 def number_classes(
     names: Sequence[str], order: Callable[[str], str | int] = str
 ) -> tuple[Tensor, tuple[str, ...]]:
-    """Return numbers of classes, sorted by name (or by ``order``), and the sorted names.
+    """Return class numbers in the order of the names (or of ``order``), and the sorted names.
 
     Example:
         >>> number_classes(["b", "a", "b"])
@@ -190,10 +192,10 @@ def number_classes(
 
 
 def numbered(names: Sequence[str], known: Sequence[str], at: Callable[[int], str] = str) -> Tensor:
-    """Return the numbers of names, int64 ``[row]``; ``at`` locates a row for errors.
+    """Return the index of each name in ``known``, int64 ``[row]``.
 
     Raises:
-        DataError: If a name is not in ``known``.
+        DataError: If a name is not in ``known``. ``at`` returns the location of its row.
     """
     number = {name: i for i, name in enumerate(known)}
     for row, name in enumerate(names):
@@ -212,15 +214,16 @@ def dataset_of_rows(
     labels: tuple[str, ...] = (),
     measure: Moments | None = None,
 ) -> Dataset:
-    """Build a data set of rows; images are normalised by the train split, as in known sets.
+    """Build a data set from rows; images are normalised by the statistics of the training rows.
 
     Args:
         name: Name of the data set.
-        kind: Kind of the inputs. Default: `image`, `tensor` or `text`, by type and shape.
+        kind: Kind of the inputs. Default: `image`, `tensor` or `text`, from their type and shape.
         train: Training rows, with the clients that own them.
         test: Test rows.
         labels: Names of the classes. Default: their numbers.
-        measure: Computes mean and deviation of each column. Default: columns are not normalised.
+        measure: Function that computes the mean and deviation of each column. Default: columns are
+            not normalised.
 
     Raises:
         DataError: If a split is empty, there is only one class, or the splits differ in form.
@@ -269,14 +272,14 @@ def _check_splits(name: str, train: Records, test: Records) -> None:
 
 
 def _kind_of(inputs: Tensor) -> InputKind:
-    """Return the kind of inputs, by their type and shape."""
+    """Return the kind of inputs, from their type and shape."""
     if inputs.dtype == torch.uint8 and inputs.dim() == 4:
         return "image"
     return "tensor" if inputs.is_floating_point() else "text"
 
 
 def _classes(where: str, train: Tensor, test: Tensor, labels: Sequence[str]) -> int | None:
-    """Return the number of classes of the targets; None if they are numbers."""
+    """Return the number of classes; None if the targets are numbers."""
     if train.is_floating_point():
         return None
     if train.dtype == torch.bool:

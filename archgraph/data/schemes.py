@@ -1,9 +1,9 @@
-"""Partition schemes: random order, Dirichlet shares of the classes, a few classes per client.
+"""Schemes that divide training examples among clients.
 
-Each scheme draws exactly what the corresponding partitioner of flwr-datasets draws from the same
-generator, so that partitions are those of Flower, without the five seconds that importing it takes.
-`whole`, which Flower does not have, draws nothing. A scheme takes the class of each example, the
-number of clients, a seed and its own parameters; it returns each client's positions, ascending, and
+Each scheme makes the same draws as the corresponding partitioner of flwr-datasets, so partitions
+equal those of Flower. Importing flwr-datasets would take five seconds. Flower does not have a
+partitioner like `whole`. A scheme takes the class of each example, the number of clients, a seed
+and its own parameters. It returns the indices of each client's examples in ascending order, and
 raises ValueError if the partition is impossible.
 """
 
@@ -23,7 +23,7 @@ ATTEMPTS = 11
 
 
 def iid(labels: np.ndarray, clients: int, seed: int) -> ShardIndices:
-    """Shuffle examples and cut them into equal parts; text is not shuffled (``IidPartitioner``).
+    """Divide shuffled examples into equal parts; text is not shuffled (``IidPartitioner``).
 
     >>> [part.tolist() for part in iid(np.zeros((5, 2)), clients=2, seed=0)]
     [[0, 1, 2], [3, 4]]
@@ -42,10 +42,10 @@ def dirichlet(
     min_size: int = 10,
     balanced: bool = False,
 ) -> ShardIndices:
-    """Draw shares of each class from Dir(alpha) over the clients (``DirichletPartitioner``).
+    """Divide each class among clients, in fractions from Dir(alpha) (``DirichletPartitioner``).
 
-    The partition is drawn again until every client has ``min_size`` examples. ``balanced`` stops
-    giving examples to clients that are above the average.
+    The partition is drawn again until every client has ``min_size`` examples. With ``balanced``,
+    clients that have more examples than the average get no further examples.
     """
     random = np.random.default_rng(seed)
     classes = [np.flatnonzero(labels == value) for value in np.unique(labels)]
@@ -70,12 +70,13 @@ def dirichlet(
 def equal_dirichlet(
     labels: np.ndarray, clients: int, seed: int, alpha: float = 0.5
 ) -> ShardIndices:
-    """Give all clients equally many examples, of drawn mixtures (``InnerDirichletPartitioner``).
+    """Give all clients equally many examples, in drawn proportions (``InnerDirichletPartitioner``).
 
-    Each client has its own mixture of classes. Clients take turns in random order, each taking one
-    example of a class drawn from its mixture. A class that runs out is removed from all mixtures
-    (Hsu, Qi, Brown, 2019; RecipFL). Below alpha = 0.1, a mixture may contain only one class, which
-    may run out.
+    For each client, the proportions of the classes are drawn from Dir(alpha). Then clients take
+    turns in random order: each takes one example of a class drawn from its proportions. When all
+    examples of a class are taken, the class is removed from all proportions (Hsu, Qi, Brown, 2019;
+    RecipFL). With an alpha below 0.1, a client may draw only one class. If its examples run out,
+    the partition fails.
     """
     random = np.random.default_rng(seed)
     values = np.unique(labels)
@@ -110,11 +111,12 @@ def classes(
     per_client: int = 2,
     assignment: str = "first-deterministic",
 ) -> ShardIndices:
-    """Give each client some classes, each divided among its owners (``PathologicalPartitioner``).
+    """Give each client a few classes (``PathologicalPartitioner``).
 
-    ``first-deterministic`` gives client i the class i modulo the number of classes and draws its
-    other classes; ``random`` draws all; ``deterministic`` takes consecutive classes from i on. A
-    class may have no owner.
+    The examples of a class are divided among the clients that have the class. With the assignment
+    ``first-deterministic``, client i has the class i modulo the number of classes, and its other
+    classes are drawn. ``random`` draws all classes. ``deterministic`` assigns consecutive classes,
+    starting with class i. A class may remain without a client.
     """
     values = np.unique(labels)
     if not 1 <= per_client <= len(values):
@@ -162,7 +164,7 @@ _ASSIGNMENTS: Mapping[str, Callable[[np.random.Generator, int, int, int], Sequen
 
 
 def _cumulative(mixtures: np.ndarray) -> np.ndarray:
-    """Return cumulative shares of classes, a row per client, as NumPy's ``choice`` uses them."""
+    """Return cumulative proportions of classes, a row per client, as NumPy's ``choice`` does."""
     ends = mixtures.cumsum(axis=1)
     with np.errstate(invalid="ignore"):
         return ends / ends[:, -1:]
@@ -173,7 +175,7 @@ def _ascending(parts: Iterable[np.ndarray]) -> ShardIndices:
 
 
 def all_examples(labels: np.ndarray, clients: int, seed: int) -> ShardIndices:
-    """Give every example to each client, to train models side by side on the same data.
+    """Give every example to each client, to train different models on the same data.
 
     >>> [part.tolist() for part in all_examples(np.zeros(3), clients=2, seed=0)]
     [[0, 1, 2], [0, 1, 2]]

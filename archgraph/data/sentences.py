@@ -39,7 +39,7 @@ class SentencePair(NamedTuple):
 
     Attributes:
         premise: The first sentence.
-        hypothesis: The second one, which may follow from the first.
+        hypothesis: The second sentence, which may follow from the premise.
         target: Number of the label.
     """
 
@@ -58,14 +58,14 @@ def split_words(text: str) -> list[str]:
 
 
 def learned(pairs: Iterable[SentencePair], size: int = VOCABULARY) -> dict[str, int]:
-    """Learn a vocabulary: number the most frequent words of some pairs, after :data:`MARKS`.
+    """Learn a vocabulary: the special tokens :data:`MARKS` and the most frequent words of pairs.
 
     Equally frequent words are in alphabetical order, so that the vocabulary depends only on the
     sentences.
 
     Args:
         pairs: The training split.
-        size: Largest number of tokens, including marks.
+        size: Largest number of tokens, including the special tokens.
 
     Raises:
         DataError: If the size is too small for a word.
@@ -95,11 +95,11 @@ def encoder(vocabulary: Mapping[str, int], length: int = LENGTH) -> Encode:
 
     Args:
         vocabulary: A vocabulary of :func:`learned`.
-        length: Tokens of an encoded pair, including its three marks and padding.
+        length: Number of tokens of an encoded pair, including its three special tokens and padding.
 
     Returns:
-        A function from pairs to arrays ``[pair, position]`` by the names in :data:`INPUTS`, each
-        in the smallest sufficient type.
+        A function from pairs to a dict from the names in :data:`INPUTS` to arrays ``[pair,
+        position]``, in the smallest sufficient types.
 
     Raises:
         DataError: If the length is too short for one word of each sentence.
@@ -136,7 +136,7 @@ def encoder(vocabulary: Mapping[str, int], length: int = LENGTH) -> Encode:
 
 
 def truncated_lengths(first: int, second: int, room: int) -> tuple[int, int]:
-    """Return the lengths of two sentences after dropping words of the longer one until both fit.
+    """Return the lengths of two sentences after dropping words of the longer until both fit.
 
     >>> truncated_lengths(4, 3, 10), truncated_lengths(9, 3, 10), truncated_lengths(9, 8, 11)
     ((4, 3), (7, 3), (6, 5))

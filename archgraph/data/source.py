@@ -1,6 +1,7 @@
-"""Facts about each data set: a file in `sets/` with its classes, files and checksums.
+"""Descriptions of the data sets that can be loaded by name.
 
-To add a data set in a known format, add such a file. Its keys are those of :class:`Source`::
+Each data set has a file in `sets/` with its classes, files and checksums. To add a data set in a
+known format, add a file with the keys of :class:`Source`::
 
     about: MNIST, handwritten digits (LeCun et al., 1998).
     format: idx
@@ -34,10 +35,10 @@ class Published:
     """Size and checksum of a published file.
 
     Attributes:
-        bytes: Size of the decompressed content; the file may be stored compressed or not.
+        bytes: Size of the decompressed content. The stored file may be compressed or not.
         md5: Checksum of the decompressed content.
-        gz: Whether the checksum is that of the published `.gz` file, which must then be stored.
-        archive: Whether the file is an archive, with size and checksum of the stored file.
+        gz: If True, `md5` is the checksum of the published `.gz` file, which must then be stored.
+        archive: If True, the file is an archive. `bytes` and `md5` then describe the stored file.
     """
 
     __pydantic_config__ = _STRICT
@@ -56,16 +57,16 @@ class Source:
         name: Name of the set and of its file.
         about: A description, with the authors.
         format: Format of the files: one of `archgraph.data.load.FORMATS`.
-        folders: Folders below the root in the order of search; the root itself comes last.
+        folders: Folders below the root in the order of search. The root itself is searched last.
         train: Files of training examples, in the order of the format.
         test: Files of test examples; empty if the format takes them from the other files.
         labels: Name of each class of images.
         shape: Shape of one image.
         examples: Numbers of training and test examples; for running text, numbers of tokens.
-        words: Number of distinct words of the training text, including the marks of pairs; 0 if
-            unknown.
+        words: Number of distinct words of the training text, including the special tokens of pairs;
+            0 if unknown.
         key: Key of the labels in a CIFAR batch.
-        shipped: Whether its files come with archgraph.
+        shipped: Whether archgraph includes the files of the data set.
         published: Address at which the authors publish the files; empty if they no longer do.
     """
 
@@ -87,7 +88,7 @@ class Source:
 
     @property
     def files(self) -> Mapping[str, Published]:
-        """Dict from name to file."""
+        """Dict from the name of each file to its size and checksum."""
         return {**self.train, **self.test}
 
 
@@ -97,7 +98,7 @@ DATASETS: tuple[str, ...] = tuple(sorted(path.stem for path in SETS.glob("*.yaml
 
 @functools.cache
 def source(name: str) -> Source:
-    """Return location and format of a known data set.
+    """Return the location and format of a data set by its name.
 
     Raises:
         DataError: If the name is unknown.

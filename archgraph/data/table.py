@@ -41,13 +41,14 @@ WHERE = "data.table"
 
 
 def read_table(spec: TableData, task: str | None = None) -> Dataset:
-    """Read the rows in the order of the file; standardise numbers by the training rows.
+    """Read the rows of a table in the order of the file.
 
-    Texts are encoded as tokens.
+    Numbers are standardised with the statistics of the training rows, and texts are encoded as
+    tokens.
 
     Raises:
-        DataError: If a column does not exist, or a value is missing or of another kind; names the
-            row.
+        DataError: If a column does not exist, or a value is missing or does not have the kind of
+            its column. The error names the row.
     """
     path = Path(spec.table)
     # The rows of both files together, so that a category has the same columns in both.
@@ -76,10 +77,10 @@ def read_table(spec: TableData, task: str | None = None) -> Dataset:
 
 
 def columns_seen(spec: TableData, table: Mapping[str, Column]) -> dict[str, ColumnKind | None]:
-    """Return the input columns, each with the kind that the spec states, if any.
+    """Return the input columns, each with its kind in the spec, or None.
 
     Raises:
-        DataError: If the spec names a column that does not exist, or no column is left.
+        DataError: If the spec names a column that does not exist, or there is no input column.
     """
     asked = column_names(spec.target)
     client = () if spec.client is None else (spec.client,)
@@ -106,7 +107,7 @@ def columns_seen(spec: TableData, table: Mapping[str, Column]) -> dict[str, Colu
 
 
 def _statistics(measured: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Return mean and deviation of columns: 0 and 1 for categories; deviation 1 for constants."""
+    """Return mean and deviation of features: 0 and 1 for categories, deviation 1 for constants."""
     least, most = rows.aminmax(dim=0)
     # Rounding may change the mean of a constant, whose deviation is then not 0.
     constant = least == most
@@ -117,7 +118,7 @@ def _statistics(measured: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _check_apart(inputs: Features, train: Split, where: str) -> None:
-    """Raise if most values of a column of numbers become equal in 32 bits, as models read them."""
+    """Raise if most different values of a numeric column become equal in float32."""
     exact = seen = inputs.values
     if train.mean is not None and train.std is not None:
         seen = (exact - train.mean) / train.std
@@ -127,12 +128,12 @@ def _check_apart(inputs: Features, train: Split, where: str) -> None:
 
 
 def files_of(spec: TableData) -> list[Path]:
-    """Return the file of a table, and that of its test rows if they are in a separate file."""
+    """Return the file of a table, and the file of its test rows if that is a separate file."""
     return [Path(spec.table), *([Path(spec.test)] if isinstance(spec.test, str) else [])]
 
 
 def table_columns(files: Sequence[Path], separator: str) -> tuple[dict[str, Column], int]:
-    """Read and concatenate tables; return the columns and number of rows of the first table.
+    """Read and concatenate tables; return the columns, and the number of rows of the first table.
 
     Raises:
         DataError: If a file is not a table, or has no rows.

@@ -1,4 +1,4 @@
-"""Conversion of targets from Python to what tasks learn: classes, labels or numbers."""
+"""Convert targets from Python to the types that tasks learn: classes, labels or numbers."""
 
 from __future__ import annotations
 
@@ -31,12 +31,14 @@ _TASKS = {
 
 
 class Meaning(NamedTuple):
-    """Targets as tasks learn them.
+    """Targets, converted to the types that a task learns.
 
     Attributes:
-        parts: Targets of each part, int64, bool or float32 ``[example, ...]`` as in :class:`Split`.
-        convert: Converts further targets in the same way: of items read again, or of a stream.
-        labels: Names of the classes; empty if they are named by their numbers.
+        parts: Targets of each client and of the test examples, int64, bool or float32
+            ``[example, ...]`` as in :class:`Split`.
+        convert: Function that converts further targets in the same way, for items that are read
+            again and for streams.
+        labels: Names of the classes; empty if the classes do not have names.
     """
 
     parts: list[Tensor]
@@ -48,7 +50,7 @@ def raw_targets(value: object, where: str) -> Tensor | Text:
     """Convert targets to int64, bool, float32 or text, without interpreting them yet.
 
     Raises:
-        DataError: If they are neither numbers nor text, or one is missing or not finite.
+        DataError: If targets are neither numbers nor text, or a target is missing or not finite.
     """
     rows = target_array(value, where)
     if isinstance(rows, np.ndarray):
@@ -61,7 +63,7 @@ def target_array(value: object, where: str) -> Tensor | Text:
     """Convert one target, or the targets of all examples.
 
     Raises:
-        DataError: If a target is a mapping of tensors, or as :func:`array_of`.
+        DataError: If a target is a mapping of tensors, or in the cases of :func:`array_of`.
     """
     first = value[0] if isinstance(value, list | tuple) and value else value
     if isinstance(first, Mapping):
@@ -70,8 +72,8 @@ def target_array(value: object, where: str) -> Tensor | Text:
             where=where,
             found=", ".join(map(str, first)) or "no tensors",
             expected="one tensor for each example",
-            hint="pad its tensors to one of the same shape for all examples, and take it apart in "
-            'your own objective: task: {objective: "python:losses:mine"}',
+            hint="combine its tensors into one tensor of the same shape for all examples, and "
+            'split it in your own objective: task: {objective: "python:losses:mine"}',
         )
     return array_of(value, where)
 
@@ -86,14 +88,14 @@ def form_of(rows: Tensor | Text) -> str:
 
 
 def check_said(form: str, where: str) -> None:
-    """Check, if no task is set, that targets are classes: one integer per example.
+    """Check that targets are one integer per example, which are classes if no task is set.
 
     Args:
         form: Type and shape of the targets, as described by :func:`form_of`.
         where: Name of the targets, for errors.
 
     Raises:
-        DataError: Lists the tasks that learn such targets.
+        DataError: If targets have another type or shape. The error lists the tasks that learn them.
     """
     if form not in ("int64 []", "int64 [1]"):
         raise DataError(
@@ -106,21 +108,21 @@ def check_said(form: str, where: str) -> None:
 
 
 def meaning(parts: Sequence[Tensor | Text], where: str, task: str | None = None) -> Meaning:
-    """Convert targets to what the task learns.
+    """Convert targets to the type that the task learns.
 
-    1. Without a task, targets must be whole numbers, the class of each example.
+    1. Without a task, targets must be whole numbers, which are the classes of the examples.
     2. Texts are names of classes.
-    3. Drop an axis of size 1 that has no meaning for the task.
+    3. A dimension of size 1 is dropped if the task does not use it.
     4. The task determines the meaning of numbers and booleans: true and false are classes for
        `classification`, labels for `multilabel` and numbers for `regression`.
 
     Args:
         parts: Targets of each client and of the test examples, all of one type and shape.
         where: Name of the targets, for errors.
-        task: Name of the task; :data:`OWN` for a user objective, which gets them unchanged.
+        task: Name of the task. For :data:`OWN`, an objective of the user, targets stay unchanged.
 
     Raises:
-        DataError: If they are ambiguous without a task, or the task does not learn such targets.
+        DataError: If targets are ambiguous without a task, or the task cannot learn these targets.
 
     Example:
         >>> said = meaning([np.array(["no", "yes"]), np.array(["yes"])], "y", "classification")
@@ -150,7 +152,7 @@ def meaning(parts: Sequence[Tensor | Text], where: str, task: str | None = None)
 def _reading(
     rows: Sequence[Tensor], where: str, task: str | None
 ) -> tuple[Callable[[Tensor], Tensor], tuple[str, ...]]:
-    """Return a converter of numbers and booleans to targets of a task, and names of classes."""
+    """Return a function that converts numbers to targets of a task, and the names of classes."""
     first = rows[0]
     flags = all(bool(((part == 0) | (part == 1)).all()) for part in rows)
     match task:
@@ -166,7 +168,7 @@ def _reading(
 
 
 def _named(parts: Sequence[Text], where: str) -> Meaning:
-    """Return classes, numbered in the order of the names in all parts together."""
+    """Return classes, numbered in the order of the names of all parts."""
 
     def names_of(part: Text) -> list[str]:
         if part.size != len(part):
@@ -192,7 +194,7 @@ def _named(parts: Sequence[Text], where: str) -> Meaning:
 
 
 def _squeezed(rows: Tensor, task: str | None) -> Tensor:
-    """Drop the 1 of classes ``[example, 1]`` and of class maps ``[example, 1, height, width]``."""
+    """Drop axis 1 of classes ``[example, 1]`` and of class maps ``[example, 1, height, width]``."""
     axes = {None: 2, "classification": 2, "segmentation": 4}.get(task)
     return rows[:, 0] if rows.dim() == axes and rows.shape[1] == 1 else rows
 

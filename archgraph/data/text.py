@@ -22,10 +22,10 @@ MOST_TEXT = MOST_BYTES >> 5  # each character becomes a Python object and a numb
 
 
 def read_running_text(spec: TextData) -> Dataset:
-    """Read text as windows of consecutive characters, words or tokens, to predict the next ones.
+    """Read text as windows of characters, words or tokens, for predicting the next of them.
 
     Raises:
-        DataError: If it is not UTF-8, or too short for one training and one test window.
+        DataError: If the text is not UTF-8, or is too short for a training and a test window.
     """
     path = Path(spec.text)
     if spec.tokenizer is not None:
@@ -40,7 +40,7 @@ def read_running_text(spec: TextData) -> Dataset:
 
 
 def _streams(spec: TextData, read: Callable[[Path], S]) -> tuple[tuple[S, S], list[str]]:
-    """Return training and test tokens, and their sources for errors."""
+    """Return training and test tokens, and the names of their files for errors."""
     tokens = read(Path(spec.text))
     if isinstance(spec.test, str):
         return (tokens, read(Path(spec.test))), [spec.text, spec.test]
@@ -50,7 +50,9 @@ def _streams(spec: TextData, read: Callable[[Path], S]) -> tuple[tuple[S, S], li
 
 
 def vocabulary(train: Sequence[str], test: Iterable[str]) -> tuple[str, ...]:
-    """Return the training text's tokens by first occurrence; `<unk>` last if the test has others.
+    """Return the distinct tokens of the training text in order of first occurrence.
+
+    If the test text has other tokens, `<unk>` follows.
 
     Example:
         >>> vocabulary("banana", "ban"), vocabulary("banana", "band")

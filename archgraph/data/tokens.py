@@ -1,12 +1,12 @@
-"""Texts as tokens of a pretrained tokenizer: a file of `tokenizers`, or a folder.
+"""Encode texts with a pretrained tokenizer, from a file of `tokenizers` or a folder.
 
-Encoding follows transformers: special tokens are added by the tokenizer's template, the longer text
-of a pair is cut first, and the tokenizer sets padding and its side. Nothing is downloaded or
-unpickled.
+Texts are encoded in the same way as by transformers. The tokenizer's template adds special tokens,
+the longer text of a pair is cut first, and the tokenizer determines the padding and its side.
+Nothing is downloaded or unpickled.
 
-A vocabulary is never learned from rows: it would silently differ from that of a pretrained model.
-Folders are read by transformers, since the tokenizer classes of some models override their
-tokenizer.json. Masks, not the padding token, mark what is padding: the padding token is often also
+A vocabulary is never learned from rows, because it would differ from the vocabulary of a pretrained
+model. Folders are read by transformers, because the tokenizer classes of some models override their
+tokenizer.json. Masks determine which tokens are padding, because the padding token is often also
 the end-of-text token.
 """
 
@@ -49,7 +49,7 @@ class Tokenizer:
 
     Attributes:
         backend: A ``tokenizers.Tokenizer``.
-        tokens: Every token by its number; an empty string for a number without a token.
+        tokens: All tokens, ordered by their numbers; an empty string for a number without a token.
         pad: Number and type of the padding token; None if there is none.
         pad_side: Side on which texts are padded.
         cut_side: Side on which texts that are too long are cut.
@@ -69,17 +69,18 @@ class Tokenizer:
         """Encode texts or pairs of texts, each cut or padded to a length.
 
         Args:
-            length: Tokens of an example, including special tokens and padding.
-            at: Returns the location of a text by its number, for errors.
+            length: Number of tokens of an example, including special tokens and padding.
+            at: Function from the index of a text to its location, for errors.
             texts: The texts.
             second: The second text of each pair.
 
         Returns:
-            Arrays ``[text, position]`` by the names in :data:`INPUTS`, in the smallest types.
+            Dict from the names in :data:`INPUTS` to arrays ``[text, position]``, in the smallest
+            sufficient types.
 
         Raises:
-            DataError: If there is no padding token, the length is too short for a token of each
-                text, or a text has no tokens.
+            DataError: If there is no padding token, the length does not allow one token of each
+                text, or a text does not have tokens.
         """
         pairs = second is not None
         marks = self.backend.num_special_tokens_to_add(pairs)
@@ -102,16 +103,16 @@ class Tokenizer:
     def next_tokens(
         self, length: int, at: Callable[[int], str], texts: Texts
     ) -> tuple[dict[str, Tensor], Tensor]:
-        """Encode texts, with the token after each position as its target.
+        """Encode texts, with the next token as the target of each token.
 
-        A text that is too long is cut at its end. Targets are -100, which the loss ignores, at the
-        last token of a text and at padding.
+        A text that is too long is cut at its end. The target of the last token of a text and of
+        padding is -100, which the loss ignores.
 
         Returns:
-            Arrays as :meth:`encode`, and targets int64 ``[text, position]``.
+            Arrays as returned by :meth:`encode`, and targets int64 ``[text, position]``.
 
         Raises:
-            DataError: As :meth:`encode`; or if a text has less than two tokens.
+            DataError: In the cases of :meth:`encode`, or if a text has less than two tokens.
         """
         # Not the library's truncation, which would add the end token to a text that was cut.
         self.backend.no_truncation()
@@ -160,17 +161,17 @@ class Tokenizer:
 
 
 def read_tokenizer(path: str | Path, where: str = WHERE) -> Tokenizer:
-    """Read a tokenizer: a file of `tokenizers`, or a folder as transformers saves it.
+    """Read a tokenizer from a file of `tokenizers`, or from a folder saved by transformers.
 
-    A folder is read by transformers' ``AutoTokenizer``, since the tokenizer classes of some models
-    override their tokenizer.json. No code of the folder is executed.
+    A folder is read by transformers' ``AutoTokenizer``, because the tokenizer classes of some
+    models override their tokenizer.json. Code in the folder is not executed.
 
     Args:
         path: A file or folder on this machine.
         where: Key that names the tokenizer, for errors.
 
     Raises:
-        DataError: If it is missing or is not a tokenizer, or the library is not installed.
+        DataError: If the file is missing or is not a tokenizer, or the library is not installed.
     """
     path = Path(path).expanduser()
     # Checked here: transformers would take a missing folder for a name on its hub.
@@ -221,13 +222,13 @@ def _saved_by_transformers(path: Path, where: str) -> Tokenizer:
 
 
 def _usual_padding(backend: Any) -> tuple[int, int] | None:
-    """Return number and type of a special token commonly used for padding, if there is one."""
+    """Return the number and type of a common padding token; None if the tokenizer lacks one."""
     special = {t.content: i for i, t in backend.get_added_tokens_decoder().items() if t.special}
     return next(((special[name], 0) for name in PADDING if name in special), None)
 
 
 def _tokens(backend: Any) -> tuple[str, ...]:
-    """Return every token by its number."""
+    """Return all tokens, ordered by their numbers."""
     numbers = backend.get_vocab(with_added_tokens=True)
     tokens = [""] * (max(numbers.values(), default=-1) + 1)
     for token, number in numbers.items():
@@ -246,13 +247,13 @@ def dataset_of_texts(
 
     Args:
         name: Name of the data set.
-        spec: Names the tokenizer and the length.
+        spec: The spec, which names the tokenizer and the length.
         columns: The texts; for pairs, the first and the second texts.
         targets: Targets and the names of classes. Default: the next token at every position.
-        divide: Splits rows into training and test rows.
+        divide: Function that splits rows into training and test rows.
 
     Raises:
-        DataError: If a text cannot be encoded, or as :func:`dataset_of_rows`.
+        DataError: If a text cannot be encoded, or in the cases of :func:`dataset_of_rows`.
     """
     assert spec.tokenizer is not None and spec.length is not None  # its class has checked this
     tokenizer, texts = read_tokenizer(spec.tokenizer), [column.sentences() for column in columns]
@@ -289,7 +290,7 @@ def smallest(tokens: int) -> torch.dtype:
 
 
 def _reading(path: Path, expected: str) -> AbstractContextManager[None]:
-    """Convert any error of the library to `DataError`: the file is damaged."""
+    """Convert any error of the library to a `DataError` about a damaged file."""
     return readable("tokenizer", path, expected, (Exception,), hint=None)
 
 

@@ -1,4 +1,4 @@
-"""Validation examples, which are held out of training, and selection of a round by them."""
+"""Hold validation examples out of training, and select the best round with them."""
 
 from __future__ import annotations
 
@@ -22,17 +22,19 @@ from archgraph.tables import plural
 def hold_out(
     shares: ShardIndices, spec: ValidationSpec | None, seed: int, *, ordered: bool = False
 ) -> tuple[ShardIndices, np.ndarray]:
-    """Hold examples out of the shares of clients; return the remaining shares and those examples.
+    """Hold examples of clients out of training.
+
+    Returns the remaining examples of each client, and the examples that are held out.
 
     Args:
-        shares: Positions of each client's examples.
-        spec: Shares to hold out. Default: nothing is held out.
+        shares: Indices of each client's examples.
+        spec: Fractions to hold out. Default: nothing is held out.
         seed: Seed of the choice.
         ordered: Whether examples are consecutive (windows of a text). Then the last examples of
             each client are held out instead of a random choice.
 
     Raises:
-        DataError: If no examples would be left to train on, or none can be held out.
+        DataError: If no training examples would be left, or no example can be held out.
 
     Example:
         >>> fifth = ValidationSpec(clients=0.2)
@@ -57,16 +59,18 @@ def hold_out(
 def set_aside(
     shares: ShardIndices, count: int, seed: int, *, ordered: bool = False
 ) -> tuple[ShardIndices, np.ndarray]:
-    """Take a number of examples out of the shares of clients, for all clients together.
+    """Set aside a number of examples, taken from all clients.
+
+    Returns the remaining examples of each client, and the examples that are set aside.
 
     Args:
-        shares: Positions of each client's examples, or of all examples together.
-        count: Number of examples.
+        shares: Indices of each client's examples, or of all examples.
+        count: Number of examples to set aside.
         seed: Seed of the choice.
         ordered: As for :func:`hold_out`.
 
     Raises:
-        DataError: If a share would have no examples left to train on.
+        DataError: If a client would have no training examples left.
 
     Example:
         >>> rest, public = set_aside((np.arange(10), np.arange(10, 20)), 5, seed=0)
@@ -81,7 +85,7 @@ def set_aside(
 
 
 def _without(shares: ShardIndices, out: np.ndarray, where: str, hint: str) -> ShardIndices:
-    """Return the shares without the examples that were taken out, whoever owns them."""
+    """Return the examples of each client without the examples in `out`."""
     rest = tuple(np.setdiff1d(share, out) for share in shares)
     for client, share in enumerate(shares):
         if not len(rest[client]):
@@ -92,7 +96,10 @@ def _without(shares: ShardIndices, out: np.ndarray, where: str, hint: str) -> Sh
 
 
 def _from_the_end(shares: ShardIndices) -> np.ndarray:
-    """Return all positions, ends of shares first: a prefix takes as much from every share."""
+    """Return the indices of all examples, the last of each client first.
+
+    Any prefix contains equal fractions of the clients' examples.
+    """
     left = [np.arange(len(share))[::-1] / len(share) for share in shares]
     order = np.concatenate(shares)[np.argsort(np.concatenate(left), kind="stable")]
     _, first = np.unique(order, return_index=True)  # clients may share examples
@@ -178,7 +185,7 @@ class Selection:
         return self.best(lines) if self.spec.keep == "best" else None
 
     def exhausted(self, lines: Sequence[Mapping[str, Json]]) -> str:
-        """Return why the run stops here; empty if it continues."""
+        """Return the reason for which the run stops here; empty if it continues."""
         best, patience = self.best(lines), self.spec.patience
         if patience is None:
             return ""

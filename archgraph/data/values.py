@@ -1,4 +1,4 @@
-"""Data sets as values: two splits in compact types, normalised when they are read.
+"""Data sets: a train and a test split in compact types, normalised when examples are read.
 
 The type of targets determines their meaning:
 
@@ -52,19 +52,19 @@ class Split:
 
     Attributes:
         inputs: Images, uint8 `[example, channel, height, width]`; rows of a table `[example,
-            column]`, float64 if they are normalised, else float32; tokens, of any integer type
+            feature]`, float64 if they are normalised, else float32; tokens, of any integer type
             `[example, position]`; or floating point numbers of any shape `[example, ...]`.
-        targets: int64, bool or float32 `[example, ...]`: classes, labels or numbers, according to
-            the table in :mod:`archgraph.data.values`.
-        mean: Mean of each channel (column) over training examples, in units of `inputs`; None for
-            text, and for numbers that are not normalised.
-        std: Standard deviation of each channel (column), in the same units and with the same
-            exceptions.
+        targets: Classes, labels or numbers, int64, bool or float32 `[example, ...]`; see the table
+            in :mod:`archgraph.data.values`.
+        mean: Mean of each channel (of a table: each feature) over training examples, in units of
+            `inputs`. None for text, and for numbers that are not normalised.
+        std: Standard deviation of each channel or feature, in the same units. None if `mean` is
+            None.
         beside: Dict from name to an additional input, `[example, ...]`, such as an attention mask.
-        padding: Padding of the texts. Batches are trimmed to their longest text. Default: batches
-            are not trimmed.
-        again: Function that reads examples again with a given seed, for data that changes from read
-            to read (random crops).
+        padding: Padding of texts, with which batches are trimmed to their longest text. Default:
+            batches are not trimmed.
+        again: Function that reads examples again with a given seed, for data that changes when it
+            is read again, such as random crops.
         stream: Function that reads minibatches of a client's stream. If set, examples cannot be
             indexed, and only the dtype, shape and length of `inputs` and `targets` are used.
 
@@ -96,13 +96,14 @@ class Split:
         return len(self.inputs)
 
     def batch(self, indices: Indices) -> tuple[Tensor, Tensor]:
-        """Return examples as inputs of a model: images float32 and normalised, tokens int64.
+        """Return the inputs and targets of some examples, in the types that models accept.
 
         Args:
-            indices: Positions in this split, in the requested order; a slice copies least.
+            indices: Indices of the examples, in the requested order. A slice avoids copies.
 
         Returns:
-            Inputs `[batch, ...]`, normalised if there are statistics, and their targets.
+            Inputs `[batch, ...]`, normalised if the split has statistics, and targets. Images are
+            float32, and tokens int64.
         """
         self._check_positions()
         chosen = _as_index(indices, len(self))
@@ -112,7 +113,7 @@ class Split:
         """Raise an error if the split is a stream, whose examples cannot be indexed."""
         if self.stream is not None:
             raise DataError(
-                "examples of a stream have no positions",
+                "examples of a stream cannot be indexed",
                 expected="code that only reads a client's training examples in passes",
                 hint="pass the data as a torch dataset with __len__ and __getitem__",
             )
@@ -138,11 +139,12 @@ class Split:
     def examples(
         self, indices: Indices, seed: int | None = None
     ) -> tuple[tuple[Tensor, ...], Tensor]:
-        """Return examples like :meth:`batch`, but with all inputs in their order.
+        """Return a tuple of all inputs, and the targets of some examples.
 
         Args:
-            indices: Positions in this split, in the requested order.
-            seed: Seed under which examples are read again, if possible. Default: as first read.
+            indices: Indices of the examples, in the requested order.
+            seed: Seed with which examples are read again, if the split can read them again.
+                Default: return the examples of the first read.
 
         Example:
             >>> ids = torch.tensor([[2, 7, 0]], dtype=torch.int16)
@@ -165,7 +167,7 @@ class Split:
         return self.padding.cut(inputs, targets) if self.padding else (inputs, targets)
 
     def with_only(self, names: Collection[str]) -> Split:
-        """Return the split with only those further inputs whose names are listed."""
+        """Return the split without the additional inputs that are not in `names`."""
         beside = {name: more for name, more in self.beside.items() if name in names}
         return dataclasses.replace(self, beside=beside, padding=None)
 
@@ -175,26 +177,25 @@ class Dataset:
     """Training and test examples, and the form of their inputs and targets.
 
     Attributes:
-        name: Name in `DATASETS`, or of the file or the code that the data is from.
-        kind: Kind of the inputs: `image`, `text`, `table` (a row of it) or `tensor`.
-        classes: Number of classes, or of words if targets are next words; None if targets are
-            numbers.
+        name: Name in `DATASETS`, or name of the file or function from which the data was read.
+        kind: Kind of the inputs: `image`, `text`, `table` (rows of a table) or `tensor`.
+        classes: Number of classes, or number of words if targets are next words; None if targets
+            are numbers.
         shape: Shape of one input: `(channel, height, width)`, `(position,)`, `(column,)`.
         train: Training examples.
         test: Test examples.
         labels: Name of each class, or each word of the vocabulary.
-        inputs: Name of each input in order, if there are several: that of `Split.inputs`, then
-            those of the further inputs.
-        owners: Client → positions of its examples in `train`, int64 `[example]`, if the data
-            assigns them; empty if a partition does.
+        inputs: Names of the inputs in order, if there are several: the name of `Split.inputs`, then
+            the names of the additional inputs.
+        owners: Dict from client to the indices of its examples in `train`, int64 `[example]`; empty
+            if the data does not assign examples to clients.
         notes: Warnings for the user of a run.
         tokens: Size of the tokenizer's vocabulary, including tokens that do not occur; 0 without a
             tokenizer.
         mask: Name of the input that is 0 on padding; empty if there is none.
-        separate: Whether texts are independent examples in any order, instead of consecutive
-            windows of one text.
-        measure: Computes the mean and deviation by which inputs are normalised. Default: inputs are
-            not normalised, or their statistics are fixed.
+        separate: Whether texts are independent examples, not consecutive windows of one text.
+        measure: Function that computes the mean and deviation for normalising inputs. Default:
+            inputs are not normalised, or their statistics are fixed.
 
     Example:
         >>> rows, prices = torch.rand(4, 3), torch.rand(4)
@@ -219,7 +220,7 @@ class Dataset:
     measure: Moments | None = None
 
     def __post_init__(self) -> None:
-        """Check that both splits have the same form, and targets the type that classes require."""
+        """Check that both splits have the same types and shapes, and that targets fit `classes`."""
         for name, split in (("train", self.train), ("test", self.test)):
             where = f"{self.name}: {name}"
             if self.inputs[1:] != tuple(split.beside):
@@ -250,7 +251,7 @@ class Dataset:
         return self.train.mean is None and not self.train.inputs.is_floating_point()
 
     def with_only(self, names: Collection[str]) -> Dataset:
-        """Return the data set with its first input and those further inputs whose names are listed.
+        """Return the data set without the additional inputs that are not in `names`.
 
         Example:
             >>> ids = torch.zeros(1, 3, dtype=torch.int16)
@@ -270,10 +271,10 @@ class Dataset:
         )
 
     def normalised_by(self, at: np.ndarray) -> Dataset:
-        """Return the data normalised by some of its training examples instead of all.
+        """Return the data, normalised with the statistics of only some training examples.
 
         Args:
-            at: Positions of these examples.
+            at: Indices of these examples.
 
         Example:
             >>> images = torch.tensor([[[[0, 2]]], [[[4, 6]]]], dtype=torch.uint8)
@@ -302,9 +303,9 @@ class Dataset:
 
 
 def channel_statistics(images: Tensor) -> tuple[Tensor, Tensor]:
-    """Return mean and standard deviation per channel of uint8 images `[example, channel, …]`.
+    """Return mean and standard deviation of each channel of uint8 images `[example, channel, …]`.
 
-    A constant channel gets the deviation 1, so that normalising it gives zeros.
+    For a constant channel the deviation is 1, so that its normalised values are zeros.
 
     Example:
         >>> channel_statistics(torch.tensor([[[[1, 3]], [[5, 5]]]], dtype=torch.uint8))
@@ -325,10 +326,10 @@ def channel_statistics(images: Tensor) -> tuple[Tensor, Tensor]:
 def check_alike(
     form: object, first: object, where: str, message: str, hint: str | None = None
 ) -> None:
-    """Raise unless an example has the form of the first example.
+    """Check that an example has the same form (types and shapes) as the first example.
 
     Raises:
-        DataError: With the message, both forms and the hint.
+        DataError: If the forms differ. The error has the message and the hint.
     """
     if form != first:
         expected = f"{first}, as the first one"
@@ -336,7 +337,7 @@ def check_alike(
 
 
 def _check_form(what: str, tensor: Tensor, train: Tensor, where: str) -> None:
-    """Raise unless type and shape of a tensor's rows are those of the training examples."""
+    """Check that the rows of a tensor have the type and shape of the training examples."""
     actual, expected = row_form(tensor), row_form(train)
     if actual != expected:
         message = f"{what} differ from those of the train split"
@@ -349,7 +350,7 @@ def row_form(tensor: Tensor) -> str:
 
 
 def _check_targets(targets: Tensor, classes: int | None, where: str) -> None:
-    """Raise unless targets have a valid type, and classes are in their range."""
+    """Check that targets have a valid type, and that classes are in range."""
     if classes is None:
         kinds, expected = {torch.float32}, "float32, since the data has no classes"
     else:
@@ -377,7 +378,7 @@ def _check_targets(targets: Tensor, classes: int | None, where: str) -> None:
 
 
 def _check_owners(owners: Mapping[str, np.ndarray], examples: int, where: str) -> None:
-    """Raise unless clients own every training example exactly once, and each at least one."""
+    """Check that every training example has exactly one client, and every client an example."""
     for client, positions in owners.items():
         if len(positions) == 0:
             raise DataError("a client has no examples", where=where, found=client)
@@ -395,7 +396,7 @@ def _widened(inputs: Tensor) -> Tensor:
 
 
 def _as_index(indices: Indices, count: int) -> Tensor | slice:
-    """Convert positions, or a mask, to positions as a tensor."""
+    """Convert indices, or a mask, to a tensor of indices."""
     if isinstance(indices, slice):
         return indices
     if not isinstance(indices, Tensor):

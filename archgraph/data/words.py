@@ -17,7 +17,7 @@ UNKNOWN = "<unk>"
 
 
 def read_words(source: Source, files: Mapping[str, File], limit: int | None, bptt: int) -> Dataset:
-    """Read a data set with one file per split; the vocabulary is that of the training text."""
+    """Read a data set with one file per split; the training text determines the vocabulary."""
     train, test = (
         words_of(decode_text(files[name].read(), str(files[name].path))) for name in source.files
     )
@@ -38,14 +38,15 @@ def token_windows(
 
     Args:
         name: Name of the data set.
-        vocabulary: Every token by its number.
+        vocabulary: All tokens, ordered by their numbers.
         streams: Training and test tokens.
-        sources: Their files, for errors.
+        sources: Names of the files of both, for errors.
         bptt: Length of a window.
         limit: Largest number of windows of each split. Default: all.
 
     Raises:
-        DataError: If a token is unknown and the vocabulary lacks `<unk>`, or no window fits.
+        DataError: If a token is unknown and the vocabulary lacks `<unk>`, or if the text is shorter
+            than a window.
     """
     number = {token: i for i, token in enumerate(vocabulary)}
     unknown = number.get(UNKNOWN)
@@ -69,7 +70,7 @@ def windows(
     bptt: int,
     limit: int | None = None,
 ) -> Dataset:
-    """Cut token numbers, int64 ``[position]``, into windows as :func:`token_windows` does."""
+    """Cut token numbers, int64 ``[position]``, into windows; see :func:`token_windows`."""
 
     def cut(stream: Tensor, where: str) -> Split:
         count = (len(stream) - 1) // bptt

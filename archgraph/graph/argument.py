@@ -1,4 +1,4 @@
-"""Arguments that stand for a graph: a graph, or an object with one, such as a ``Rewritten``."""
+"""Arguments that are a graph, or an object that has a graph, such as a ``Rewritten``."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ def graph_of(value: GraphLike) -> ArchGraph:
     """Return the graph of an argument.
 
     Raises:
-        GraphError: If the argument has no graph. For a module, the hint shows how to trace it.
+        GraphError: If the argument does not have a graph. For a module, the hint shows how to
+            trace it.
     """
     if isinstance(value, ArchGraph):
         return value
@@ -48,7 +49,7 @@ def graph_of(value: GraphLike) -> ArchGraph:
 def takes_graph(
     function: Callable[Concatenate[ArchGraph, P], R],
 ) -> Callable[Concatenate[GraphLike, P], R]:
-    """Let a function accept anything that has a graph as its first argument."""
+    """Let a function accept any object that has a graph as its first argument."""
 
     @functools.wraps(function)
     def converting(graph: GraphLike, *args: P.args, **keywords: P.kwargs) -> R:

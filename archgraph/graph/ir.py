@@ -1,9 +1,10 @@
-"""The graph: frozen values that describe an architecture and nothing else.
+"""The graph: immutable classes that describe an architecture without weights.
 
-An :class:`ArchGraph` is a list of :class:`Node` in topological order over :class:`Param` leaves.
-It contains no weights (they are in a state: a dict from parameter name to tensor), so two equal
-graphs are the same architecture. :func:`archgraph.graph.text.parse` reads ``print(graph)`` back.
-Values (:mod:`archgraph.graph.values`) can be imported from here, too.
+An :class:`ArchGraph` has operators (:class:`Node`) in topological order, and the parameters,
+buffers and constants (:class:`Param`) that they use. Weights are in a separate *state*, a dict from
+names to tensors, so equal graphs are the same architecture.
+:func:`archgraph.graph.text.parse` reads the printed form of a graph. The classes of
+:mod:`archgraph.graph.values` can also be imported from here.
 """
 
 from __future__ import annotations
@@ -54,9 +55,9 @@ R = TypeVar("R")
 class Param:
     """A leaf of the graph: a parameter, a buffer of the state, or a constant of the architecture.
 
-    ``aliases`` are the other state-dict keys of the same tensor (tied weights). ``value`` is the
-    initial value if no operator defines one (index tables, positional encodings). Constants always
-    have a value and are not part of the state.
+    ``aliases`` are the other keys of the same tensor in the state dict (tied weights). ``value`` is
+    the initial value of a buffer that no operator initialises, such as an index table or a
+    positional encoding. Constants always have a value and are not part of the state.
     """
 
     name: str
@@ -73,7 +74,7 @@ class Param:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape, all numbers: a leaf has no batch dimension."""
+        """Shape. It consists of numbers, because a leaf does not have a batch dimension."""
         return tuple([s for s in self.type.shape if isinstance(s, int)])  # a list is faster
 
     @property
@@ -94,12 +95,13 @@ _SCALAR = TensorType((), "float32")
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One application of an operator.
+    """One call of an operator.
 
     Attributes:
         name: Unique name in the graph.
         op: ``input``, ``getitem`` or an ATen overload, e.g. ``aten.conv2d``, ``aten.add.Tensor``.
-        args: Arguments by schema name, in schema order, without those that equal their default.
+        args: Pairs of argument name and value, in the order of the operator's schema, without
+            arguments that equal their default.
         type: Type of the result; a tuple for operators with several results.
         scope: Module path of the call, e.g. ``layer1.0.conv1``.
         source: Line of the user's code, for messages; not part of equality.
@@ -113,14 +115,14 @@ class Node:
     source: str = field(default="", compare=False)
 
     def arg(self, name: str, default: Value = None) -> Value:
-        """Return an argument by schema name, or the default if it is absent."""
+        """Return an argument by its name in the schema, or ``default`` if it is missing."""
         for key, value in self.args:
             if key == name:
                 return value
         return default
 
     def with_args(self, **changes: Value) -> Node:
-        """Return the node with some arguments replaced; existing ones keep their positions."""
+        """Return the node with some arguments replaced or added."""
         # Schema order is part of equality, so a replaced argument keeps its position.
         names = [k for k, _ in self.args]
         args = [(k, changes.get(k, v)) for k, v in self.args]
@@ -162,11 +164,11 @@ class Node:
                 yield from (item for item in walk(value) if isinstance(item, (Ref, Leaf)))
 
     def uses(self) -> Iterator[str]:
-        """Yield names of the nodes whose results it uses, in argument order, with repetition."""
+        """Yield names of nodes whose results are used, in argument order, with repetition."""
         return (item.name for item in self.operands() if isinstance(item, Ref))
 
     def leaves(self) -> Iterator[str]:
-        """Yield names of the leaves that the node uses, in argument order, with repetition."""
+        """Yield names of leaves that are used, in argument order, with repetition."""
         return (item.name for item in self.operands() if isinstance(item, Leaf))
 
     def __str__(self) -> str:
@@ -180,24 +182,27 @@ class Node:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ArchGraph:
-    """An architecture: a DAG of operators over named leaves.
+    """An architecture: an acyclic graph of operators, parameters, buffers and constants.
 
     Attributes:
-        name: A label, not part of equality.
+        name: Name of the graph. Not compared by ``==``.
         notes: Decisions of the capture, and parts of the model that it could not represent. Not
-            part of equality.
-        inputs: Forward's arguments in order: name and tree of ``Ref`` to ``input`` nodes.
-        params: Leaves in state-dict order.
-        nodes: Operators in topological order (``input`` nodes first).
-        outputs: Tree of ``Ref`` that forward returns; a ``Mode`` if training returns more.
-        updates: Buffers that forward assigns: ``(buffer, value)``; a mode in which the value is
-            ``None`` does not change the buffer.
-        sections: The user's own sections, ``(name, (block, ...))``. A section without blocks
-            contains the nodes whose scope starts with its name. Default: found by analysis.
+            compared by ``==``.
+        inputs: Forward's arguments in order: pairs of a name and a nested structure of ``Ref`` to
+            ``input`` nodes.
+        params: Parameters, buffers and constants (leaves), in the order of the state dict.
+        nodes: Operators in topological order, ``input`` nodes first.
+        outputs: Nested structure of ``Ref`` that forward returns; a ``Mode`` if training returns
+            more.
+        updates: Pairs ``(buffer, value)`` for buffers to which forward assigns a value. In a mode
+            in which the value is ``None``, forward does not change the buffer.
+        sections: The user's sections, ``(name, (block, ...))``. A section without blocks
+            contains the nodes whose scope starts with its name. Default: an analysis finds the
+            sections.
         flags: The ``training`` flags of the model's modules when it was traced, ``(path, flag)``. A
-            path applies to all modules inside, and later entries override earlier ones. Not part of
-            equality, and not printed.
-        shared: Names of modules that the model has under several names. Not part of equality.
+            flag applies to all modules inside the path, and later flags override earlier flags. Not
+            compared by ``==``, and not printed.
+        shared: Names of modules that the model has under several names. Not compared by ``==``.
     """
 
     inputs: tuple[tuple[str, Value], ...]
@@ -216,7 +221,7 @@ class ArchGraph:
         return hash(self.digest)  # cached; hashing the fields would walk all nodes at every call
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickle without the caches, which contain classes created at run time."""
+        """Pickle the graph without caches, which contain classes created at run time."""
         return ArchGraph, tuple(getattr(self, f.name) for f in dataclasses.fields(self) if f.init)
 
     def __deepcopy__(self, memo: dict[int, object]) -> ArchGraph:
@@ -224,7 +229,7 @@ class ArchGraph:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the printed graph without its labels; equal for equal graphs."""
+        """SHA-256 of the printed graph without name and notes. Equal graphs have equal digests."""
         return self._memo(
             "digest", lambda g: hashlib.sha256(g.text(title=False).encode()).hexdigest()
         )
@@ -241,17 +246,17 @@ class ArchGraph:
 
     @property
     def users(self) -> Mapping[str, tuple[str, ...]]:
-        """Maps each node to the names of the nodes that use its result, in topological order."""
+        """Dict from each node to the names of nodes that use its result, in topological order."""
         return self._memo("users", lambda g: _users(g, g.node, Node.uses))
 
     @property
     def leaf_users(self) -> Mapping[str, tuple[str, ...]]:
-        """Maps each leaf's name to the names of the nodes that use it, in topological order."""
+        """Dict from each leaf to the names of nodes that use it, in topological order."""
         return self._memo("leaf_users", lambda g: _users(g, g.param, Node.leaves))
 
     @property
     def state_names(self) -> tuple[str, ...]:
-        """Keys of a full state: parameters and buffers, without aliases and constants."""
+        """Names of all parameters and buffers in a state, without aliases and constants."""
         return self._memo(
             "state_names", lambda g: tuple(p.name for p in g.params if p.role != "constant")
         )
@@ -271,14 +276,14 @@ class ArchGraph:
         return self._memo("nx", build)
 
     def output_refs(self) -> tuple[str, ...]:
-        """Return names of the nodes that the outputs (of both modes) and the updates use."""
+        """Return the names of nodes that the outputs of both modes and the updates use."""
         return self._memo(
             "output_refs",
             lambda g: tuple(dict.fromkeys(refs((g.outputs, *(v for _, v in g.updates))))),
         )
 
     def replace(self, **changes: Any) -> ArchGraph:
-        """Return a copy with some fields changed (without the caches)."""
+        """Return a copy of the graph with some attributes changed."""
         return dataclasses.replace(self, **changes)
 
     def mapped(self, change: Callable[[Value], Value]) -> ArchGraph:
@@ -290,7 +295,10 @@ class ArchGraph:
         )
 
     def text(self, *, title: bool = True) -> str:
-        """Render the graph, with or without labels; :func:`.text.parse` reads it back."""
+        """Return the printed form of the graph, which :func:`.text.parse` reads.
+
+        Without ``title``, name and notes are omitted.
+        """
         labels = [f"graph {quote(self.name)}", *(f"note {quote(note)}" for note in self.notes)]
         lines = labels if title else []
         lines += [str(p) for p in self.params]
@@ -309,11 +317,11 @@ class ArchGraph:
         return "\n  note: ".join((f"<ArchGraph {self.name!r}: {sizes}>", *self.notes))
 
     def _repr_svg_(self) -> str | None:
-        """Return the picture for a notebook; None if the graph is too large."""
+        """Return a drawing of the graph for a notebook; None if the graph is too large."""
         return page_text("picture", self)
 
     def _repr_html_(self) -> str | None:
-        """Return the page for a notebook; None if the graph is too large."""
+        """Return an interactive page for a notebook; None if the graph is too large."""
         svg = self._repr_svg_()
         return (
             None if svg is None else framed(page_text("page", self), embedded_svg(svg), self.name)
@@ -340,10 +348,10 @@ def _users(
 
 
 def per_graph(function: Callable[..., R]) -> Callable[..., R]:
-    """Cache an analysis on the graph itself, so that the result lives as long as the graph.
+    """Cache the results of a function on the graph, so that they live as long as the graph.
 
-    Arguments after the graph must be positional and hashable. Each combination is cached
-    separately.
+    Arguments after the graph must be positional and hashable. Each combination of arguments is
+    cached separately.
     """
     key = f"{function.__module__}.{function.__qualname__}"
 

@@ -15,7 +15,7 @@ def reachable(
     onward: Callable[[str], Iterable[str]],
     inside: Container[str] | None = None,
 ) -> set[str]:
-    """Return all names reachable from ``names`` by ``onward`` without leaving ``inside``."""
+    """Return all names that ``onward`` reaches from ``names`` without leaving ``inside``."""
     # Iterative: a path through a deep network is longer than Python's stack.
     visited: set[str] = set()
     pending = list(names)
@@ -28,10 +28,10 @@ def reachable(
 
 
 def specialise(graph: ArchGraph, *, training: bool) -> ArchGraph:
-    """Return the graph of one mode: flags are resolved and the other mode's operators removed.
+    """Return the graph of one mode, without operators that only the other mode needs.
 
     Raises:
-        GraphError: If the mode has no output.
+        GraphError: If forward does not return a tensor in this mode.
     """
     nodes = tuple(
         dataclasses.replace(n, args=tuple((k, in_mode(v, training)) for k, v in n.args))
@@ -54,9 +54,9 @@ def specialise(graph: ArchGraph, *, training: bool) -> ArchGraph:
 
 
 def _of_one_mode(graph: ArchGraph) -> Iterator[tuple[str, bool]]:
-    """Yield operators whose first argument is None in one mode, with whether training runs them.
+    """Yield operators whose first argument is None in one mode, and True if training runs them.
 
-    They run only for a side effect: they draw random numbers.
+    These operators run only for a side effect: they draw random numbers.
     """
     for node in graph.nodes:
         value = node.args[0][1] if node.args else None
@@ -69,13 +69,14 @@ def prune(
 ) -> ArchGraph:
     """Remove the operators that no output needs.
 
-    Operators that run only to draw random numbers (``alone``; default: those whose first argument
-    is None in one mode) are kept, so that later draws are the same as in the model.
-
-    Inputs are always kept: they are part of forward's signature. An update (of a counter, for
-    example) is kept while its module does anything for an output. Leaves used only by removed
-    operators are removed, too; leaves that nothing ever used are kept, since checkpoints contain
-    them.
+    - Inputs are kept, because they are part of forward's signature.
+    - Operators that only draw random numbers are kept, so that later random numbers are the same as
+      in the model. ``alone`` lists these operators. Default: operators whose first argument is None
+      in one mode.
+    - An update, for example of a counter, is kept if an output needs an operator of its module.
+    - If ``leaves`` is True, parameters and buffers that only removed operators use are removed.
+      Parameters and buffers that no operator of ``graph`` uses are kept, because checkpoints
+      contain them.
     """
     drawing = {name for name, _ in _of_one_mode(graph)} if alone is None else alone
     live = _needed(graph, [graph.outputs, *map(Ref, drawing)])
@@ -96,7 +97,7 @@ def _needed(graph: ArchGraph, values: Iterable[Value]) -> set[str]:
 
 
 def _lasting(graph: ArchGraph, live: Container[str]) -> Iterator[tuple[str, Value]]:
-    """Yield updates outside modules, and those of modules that do anything for an output."""
+    """Yield updates outside of modules, and updates of modules with operators in ``live``."""
     busy = {n.scope for n in graph.nodes if n.name in live} | {""}
     for buffer, value in graph.updates:
         scopes = {graph.node[name].scope for name in refs(value)}
@@ -107,7 +108,7 @@ def _lasting(graph: ArchGraph, live: Container[str]) -> Iterator[tuple[str, Valu
 def _remaining(
     graph: ArchGraph, live: Container[str], updates: Collection[str]
 ) -> tuple[Param, ...]:
-    """Return the leaves that something uses, and those that nothing ever used."""
+    """Return the leaves that live operators use, and those that no operator has used before."""
     used = {i.name for i in walk(graph.outputs) if isinstance(i, Leaf)}.union(updates)
     gone = {buffer for buffer, _ in graph.updates}
     for node in graph.nodes:
@@ -122,7 +123,7 @@ def notes_of(graphs: Iterable[ArchGraph]) -> tuple[str, ...]:
 
 
 def renaming(names: Mapping[str, str]) -> Callable[[Value], Value]:
-    """Return a function that renames references listed in ``names``.
+    """Return a function that renames references to nodes, according to the dict ``names``.
 
     >>> rename = renaming({"a": "b"})
     >>> rename(Ref("a")), rename(Ref("c")), rename("a")
@@ -136,9 +137,9 @@ def renaming(names: Mapping[str, str]) -> Callable[[Value], Value]:
 
 
 def renumber(graph: ArchGraph) -> ArchGraph:
-    """Rename nodes canonically: operator and ordinal (``relu``, ``relu_1``, …).
+    """Rename nodes to canonical names: operator and number (``relu``, ``relu_1``, …).
 
-    Inputs keep their names. Equal architectures have equal canonical graphs.
+    Inputs keep their names. Graphs of the same architecture become equal.
     """
     # Reserve these names first: an argument of forward may be called `relu`.
     used = {n.name for n in graph.nodes if n.op == "input"}

@@ -1,4 +1,4 @@
-"""Polynomials of named sizes, for shapes with dynamic sizes and for costs of operators."""
+"""Polynomials of named sizes, for shapes with open (dynamic) sizes and for costs of operators."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Monomial: TypeAlias = tuple[str, ...]
 
 
 class Quotient(str):
-    """A quotient that is rounded down, used as a name in a monomial: its printed form.
+    """A quotient that is rounded down. Its printed form is used as a name in monomials.
 
     >>> print(Quotient(Polynomial.of("height"), 2))
     height // 2
@@ -36,7 +36,7 @@ class Quotient(str):
 class Polynomial:
     """A sum of products of named sizes, some of which may be quotients.
 
-    A size that is a polynomial is never a constant: arithmetic of sizes ends with :func:`as_size`.
+    A size that is a constant is a number, not a polynomial: :func:`as_size` converts constants.
 
     Attributes:
         terms: Dict from monomial to its nonzero coefficient.
@@ -61,7 +61,7 @@ class Polynomial:
 
     @classmethod
     def total(cls, amounts: Iterable[Polynomial | int]) -> Polynomial:
-        """Return the sum of many amounts, in time proportional to the number of their terms.
+        """Return the sum of many polynomials and numbers, in time linear in the number of terms.
 
         >>> print(Polynomial.total([Polynomial.of("out"), 3, Polynomial.of("out")]))
         2*out + 3
@@ -87,7 +87,7 @@ class Polynomial:
         )
 
     def replaced(self, sizes: Mapping[str, Size]) -> Size:
-        """Return the size with some names replaced by other sizes."""
+        """Return the polynomial with some names replaced by other sizes."""
         return as_size(
             Polynomial.total(
                 factor * math.prod((_replaced(name, sizes) for name in monomial), start=ONE)
@@ -155,7 +155,7 @@ ONE = Polynomial({(): 1})
 
 
 def as_size(size: Size) -> Size:
-    """Convert a constant polynomial to a number; return other sizes unchanged.
+    """Convert a constant polynomial to a number, and return other sizes unchanged.
 
     >>> as_size(Polynomial.of("batch") - Polynomial.of("batch") + 3)
     3
@@ -166,7 +166,7 @@ def as_size(size: Size) -> Size:
 
 
 def sizes_in(size: Size) -> frozenset[str]:
-    """Return the names in a size.
+    """Return the names of open sizes that occur in a size.
 
     >>> sorted(sizes_in(Polynomial.of("height") // 2 * Polynomial.of("batch"))), sizes_in(3)
     (['batch', 'height'], frozenset())
@@ -175,7 +175,7 @@ def sizes_in(size: Size) -> frozenset[str]:
 
 
 def divide(a: Size, b: Size) -> Size | None:
-    """Return the exact quotient of two sizes, or None.
+    """Return the quotient of two sizes; None if the division has a remainder.
 
     >>> batch = Polynomial.of("batch")
     >>> divide(12, 4), divide(12, 5), str(divide(64 * batch, 16)), divide(6 * batch, 2 * batch)
@@ -215,10 +215,10 @@ def floor_divide(a: Size, b: Size) -> Size:
     >>> print((height - 1) // 2 + 1, height // 2 // 2, (4 * height + 3) // 8, sep=", ")
     (height + 1) // 2, height // 4, height // 2
 
-    1. An exact quotient needs no rounding.
-    2. For a number: the part of each coefficient that it divides stays outside the rounding.
+    1. An exact quotient is not rounded.
+    2. If the divisor is a number, take its multiples in each coefficient out of the quotient.
     3. Cancel factors that the divisor shares with all terms except the constant.
-    4. Dissolve an inner quotient: ⌊(⌊n / a⌋ + r) / b⌋ = ⌊(n + a·r) / (a·b)⌋.
+    4. Replace a nested quotient: ⌊(⌊n / a⌋ + r) / b⌋ = ⌊(n + a·r) / (a·b)⌋.
     """
     exact = divide(a, b)  # 1.
     if exact is not None:
@@ -237,7 +237,7 @@ def floor_divide(a: Size, b: Size) -> Size:
 
 
 def _rounded(dividend: Polynomial, divisor: int) -> Size:
-    """Return a quotient that is rounded down, after dissolving the first quotient inside it."""
+    """Return a quotient that is rounded down, after replacing the first nested quotient."""
     for monomial, factor in dividend.terms.items():
         name = monomial[0] if len(monomial) == 1 else ""
         if isinstance(name, Quotient) and factor == 1 and isinstance(name.divisor, int):
@@ -270,7 +270,7 @@ def _replaced(name: str, sizes: Mapping[str, Size]) -> Size:
 
 
 def _product(monomial: Monomial, factor: int) -> str:
-    """Render a term; a quotient is in parentheses unless it is the whole term."""
+    """Render a term, with a quotient in parentheses if there are other factors."""
     alone = factor == 1 and len(monomial) == 1
     parts = [str(factor)] if factor != 1 or not monomial else []
     for name in sorted(dict.fromkeys(monomial), key=lambda name: isinstance(name, Quotient)):

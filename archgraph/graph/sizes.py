@@ -23,10 +23,10 @@ class OpenSize:
     """An open (dynamic) size: a dimension that may differ from input to input.
 
     Attributes:
-        name: Its name in shapes.
-        example: Its value in the traced example; 1 for the batch.
-        low: The smallest value for which the graph is valid.
-        high: The largest value for which the graph is valid; infinite if there is none.
+        name: Name in shapes.
+        example: Value in the traced example; 1 for the batch.
+        low: Smallest value for which the graph is valid.
+        high: Largest value for which the graph is valid; infinite if there is no limit.
         axes: The dimensions that have this size, as pairs of input and dimension.
     """
 
@@ -38,11 +38,11 @@ class OpenSize:
 
     @property
     def probe(self) -> int:
-        """A large value at which sizes derived from it are neither one nor equal by chance."""
+        """A large value, for which derived sizes are not 1 or equal by chance."""
         return int(min(self.high, 16 * self.example + 7))
 
     def argument(self) -> tuple[tuple[str, Value], ...]:
-        """Return the range and the example, as arguments of the first such input operator."""
+        """Return the range and the example value, as arguments of the first input with the size."""
         bounds = (("min", self.low, self.low > 0), ("max", self.high, self.high < math.inf))
         ends = tuple((key, int(value)) for key, value, is_bound in bounds if is_bound)
         if self.name == BATCH_WORD:
@@ -51,7 +51,7 @@ class OpenSize:
 
     @property
     def range(self) -> str:
-        """The range of values in words: ``2 to 512``, ``2 or more``, ``512 or less``."""
+        """The range of values as text: ``2 to 512``, ``2 or more``, ``512 or less``."""
         if self.high == math.inf:
             return f"{max(self.low, 1)} or more"
         return f"{self.low} to {self.high}" if self.low else f"{self.high} or less"
@@ -59,7 +59,7 @@ class OpenSize:
 
 @per_graph
 def open_sizes(graph: ArchGraph) -> Mapping[str, OpenSize]:
-    """Return a dict from name to open size, in the order of the inputs."""
+    """Return a dict from names to open sizes, in the order of the inputs."""
     inputs = [node for node in graph.nodes if node.op == "input"]
     axes: dict[str, list[tuple[str, int]]] = {}
     for node in inputs:
@@ -88,7 +88,7 @@ def open_sizes(graph: ArchGraph) -> Mapping[str, OpenSize]:
 
 
 def single_name(size: Size) -> str:
-    """Return the name that a size consists of; empty for numbers and other expressions."""
+    """Return the name of a size that is one open size; empty for numbers and other expressions."""
     match [*size.terms.items()] if isinstance(size, Polynomial) else []:
         case [((str(name),), 1)] if not isinstance(name, Quotient):
             return name
@@ -103,7 +103,7 @@ def example_sizes(graph: ArchGraph, batch: int = 1) -> Mapping[str, int]:
 
 
 def counted_at(graph: ArchGraph) -> str:
-    r"""Return the open sizes at which costs are counted, in words; empty if only the batch is open.
+    r"""Return the open sizes for which costs are counted, as text; empty if there is only a batch.
 
     >>> from archgraph.graph.text import parse
     >>> text = "%x: float32[batch, n] = input(n={'example': 7})\nforward x = %x\nreturn %x"
@@ -121,7 +121,7 @@ def probed_sizes(graph: ArchGraph) -> Mapping[str, int]:
 
 
 def other_sizes(graph: ArchGraph) -> dict[str, int]:
-    """Return values that differ from the example's, where allowed, for open sizes but the batch."""
+    """Return other valid values than the example's for open sizes, except the batch."""
     others = {}
     for name, size in open_sizes(graph).items():
         longer, shorter = size.example + 1 + size.example // 3, size.example - 1
@@ -131,14 +131,14 @@ def other_sizes(graph: ArchGraph) -> dict[str, int]:
 
 
 def at_sizes(graph: ArchGraph, sizes: Mapping[str, int]) -> ArchGraph:
-    """Return the graph with another example: the values at which costs are counted.
+    """Return the graph with other example values of open sizes, for which costs are counted.
 
     Args:
         graph: The graph.
-        sizes: Dict from the name of an open size to its value; other sizes keep theirs.
+        sizes: Dict from open sizes to values. Other sizes keep their example values.
 
     Raises:
-        GraphError: If there is no open size with such a name, or its value is out of range.
+        GraphError: If the graph has no open size with a name, or if a value is out of range.
     """
     known = {k: v for k, v in open_sizes(graph).items() if k != BATCH_WORD}
     changed = {}
@@ -166,11 +166,11 @@ def fix_sizes(graph: ArchGraph, sizes: Mapping[str, int] | None = None) -> ArchG
 
     Args:
         graph: The architecture, or an object that has one.
-        sizes: Dict from name to value. Default: all open sizes, with the values of the traced
-            example.
+        sizes: Dict from open sizes to values. Default: all open sizes except the batch, with the
+            values of the traced example.
 
     Raises:
-        GraphError: If there is no open size with such a name, or its value is out of range.
+        GraphError: If the graph has no open size with a name, or if a value is out of range.
 
     Example:
         >>> import torch
@@ -199,7 +199,7 @@ def fix_sizes(graph: ArchGraph, sizes: Mapping[str, int] | None = None) -> ArchG
 
 
 def with_open_sizes(graph: ArchGraph, sizes: Mapping[str, OpenSize]) -> ArchGraph:
-    """Return the graph with its inputs' arguments set from open sizes."""
+    """Return the graph with the ranges of ``sizes`` as arguments of its inputs."""
     said: dict[str, list[tuple[str, Value]]] = {}
     for name, known in open_sizes(graph).items():
         said.setdefault(known.axes[0][0], []).extend(sizes[name].argument())
@@ -214,7 +214,7 @@ _GUARD_WORDS = frozenset({"min", "max", "Min", "Max", "abs", "math", "torch"})  
 
 
 def is_size_name(name: str) -> bool:
-    """Return whether a name can be that of an open size: an identifier without another meaning.
+    """Return whether a name is allowed for open sizes: an identifier that is not a reserved word.
 
     >>> is_size_name("length"), is_size_name("2d"), is_size_name("max")
     (True, False, False)
@@ -224,7 +224,7 @@ def is_size_name(name: str) -> bool:
 
 
 def with_size_words(graph: ArchGraph) -> ArchGraph:
-    """Return a parsed graph with words that name open sizes of its inputs converted to sizes."""
+    """Return a parsed graph in which the names of open sizes have been converted to sizes."""
     leaves = {Leaf(name) for name in open_sizes(graph) if name != BATCH_WORD}
 
     def size(value: Value) -> Value:

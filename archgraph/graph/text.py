@@ -1,4 +1,4 @@
-"""Parse the printed form of a graph: the inverse of ``str`` on :mod:`archgraph.graph.ir`.
+"""Parse the printed form of a graph, the inverse of ``str(graph)``.
 
 Every construct is on a single line, so errors have a line and column::
 
@@ -9,7 +9,7 @@ Every construct is on a single line, so errors have a line and column::
     forward x = %x
     return %linear
 
-Nothing is evaluated: a word is a number, a leaf or one of a few reserved words.
+Parsing does not evaluate code: a word is a number, a leaf or one of a few reserved words.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class _Cursor:
         return text
 
     def name(self, expected: str) -> str:
-        """Read a bare word, or a quoted name with or without ``@`` if it has other characters."""
+        """Read a word; a name with other characters is quoted, with or without ``@``."""
         self.blanks()
         self.take("@")
         quoted = self.text[self.at : self.at + 1] in ("'", '"')
@@ -314,7 +314,7 @@ def _record(cursor: _Cursor, name: str, depth: int) -> Record:
 
 
 def _constant(cursor: _Cursor, kind: TensorType) -> Constant:
-    """Read the bytes of a leaf, decompressing no more than its type allows."""
+    """Read the bytes of a constant, and decompress at most the number that its type allows."""
     cursor.blanks()
     shape = tuple(s for s in kind.shape if isinstance(s, int))
     size = math.prod(shape) * ITEM_SIZES[kind.dtype]
@@ -424,15 +424,15 @@ def parse(text: str, *, file: str = "") -> ArchGraph:
     r"""Parse the printed form of a graph.
 
     ``parse(str(graph)) == graph`` holds for every graph. Empty lines and lines that start with
-    ``#`` are ignored. Only the syntax is checked here; :func:`archgraph.ops.check.check` checks the
-    laws.
+    ``#`` are ignored. Only the syntax is checked; :func:`archgraph.ops.check.check` checks that the
+    graph is valid.
 
     Args:
         text: The printed form, one statement per line.
-        file: Name of the file that the text comes from, for messages.
+        file: Name of the file with the text, for messages.
 
     Raises:
-        SpecError: If a line cannot be read, with its line and column.
+        SpecError: If a line cannot be parsed, with its line and column.
 
     Example:
         >>> graph = parse("%x: float32[batch, 2] = input()\nforward x = %x\nreturn %x")
@@ -462,7 +462,7 @@ def parse(text: str, *, file: str = "") -> ArchGraph:
 
 
 def _all_of(read: Callable[[_Cursor], T], text: str, line: int, column: int, file: str) -> T:
-    """Read a complete text that starts at a line (from 1) and a column (from 0) of a file."""
+    """Parse a complete text; errors count from ``line`` (from 1) and ``column`` (from 0)."""
     cursor = _Cursor(text, line, file, column)
     result = read(cursor)
     cursor.end()
@@ -470,10 +470,10 @@ def _all_of(read: Callable[[_Cursor], T], text: str, line: int, column: int, fil
 
 
 def parse_value(text: str, *, line: int = 1, column: int = 0, file: str = "") -> Value:
-    """Parse one argument value, the inverse of :func:`archgraph.graph.ir.show`.
+    """Parse the value of an argument, the inverse of :func:`archgraph.graph.ir.show`.
 
     Raises:
-        SpecError: If it cannot be read.
+        SpecError: If the text cannot be parsed.
 
     Example:
         >>> parse_value("(%relu, 2*batch, fc.weight, training, 0.5)")[1]
@@ -486,7 +486,7 @@ def parse_node(text: str, *, line: int = 1, column: int = 0, file: str = "") -> 
     """Parse one node, the inverse of ``str(node)``.
 
     Raises:
-        SpecError: If it cannot be read.
+        SpecError: If the text cannot be parsed.
 
     Example:
         >>> parse_node("%relu: float32[batch, 8] = aten.relu(self=%x) @ act").scope
@@ -496,10 +496,10 @@ def parse_node(text: str, *, line: int = 1, column: int = 0, file: str = "") -> 
 
 
 def parse_param(text: str, *, line: int = 1, column: int = 0, file: str = "") -> Param:
-    """Parse one leaf, the inverse of ``str(param)``.
+    """Parse one parameter, buffer or constant, the inverse of ``str(param)``.
 
     Raises:
-        SpecError: If it cannot be read.
+        SpecError: If the text cannot be parsed.
 
     Example:
         >>> parse_param("parameter fc.bias: float32[10] frozen").trainable
@@ -516,7 +516,9 @@ def parse_param(text: str, *, line: int = 1, column: int = 0, file: str = "") ->
 
 
 def statement_name(line: str) -> str | None:
-    """Return the name of the leaf or node that a line defines; None for other lines.
+    """Return the name of the node, parameter, buffer or constant that a line defines.
+
+    None for other lines.
 
     >>> statement_name("%'a b': float32[] = input()"), statement_name("buffer bn.mean: float32[3]")
     ('a b', 'bn.mean')

@@ -1,4 +1,4 @@
-"""Values of arguments, types and leaves."""
+"""Classes for the values of arguments, types of tensors, and constants."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class TensorType:
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """A use of a node's result, printed ``%name``."""
+    """Reference to the result of a node, printed ``%name``."""
 
     name: str
 
@@ -50,7 +50,7 @@ class Ref:
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """A use of a parameter, buffer or constant, printed as its bare state-dict key."""
+    """Reference to a parameter, buffer or constant, printed as its key in the state dict."""
 
     name: str
 
@@ -60,7 +60,7 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class Mode:
-    """A value that depends on the mode: ``train(a, b)``; the flag itself prints as ``training``."""
+    """A value that depends on the mode, printed ``train(a, b)``: a in training, b in evaluation."""
 
     train: Value
     eval: Value
@@ -76,7 +76,7 @@ TRAINING = Mode(True, False)
 
 @dataclass(frozen=True, slots=True)
 class Atom:
-    """A torch enumeration used as an argument (dtype, memory format), printed ``:float32``."""
+    """A dtype, memory format or other enumeration of torch as an argument, printed ``:float32``."""
 
     name: str
 
@@ -113,7 +113,7 @@ _NUMBER = re.compile(
 
 
 def leaf_word(name: str) -> str:
-    """Render a leaf's name: bare, or quoted if it would read as something else.
+    """Render the name of a leaf, in quotes if the parser would read it as something else.
 
     >>> leaf_word("layer1.0.conv1.weight"), leaf_word("0"), leaf_word("train")
     ('layer1.0.conv1.weight', "@'0'", "@'train'")
@@ -129,7 +129,7 @@ def quote(text: str) -> str:
 
 
 def show(value: Value) -> str:
-    """Render one argument value.
+    """Return the printed form of an argument's value.
 
     >>> show((Ref("relu"), 2, 4 * BATCH, Leaf("fc.weight"), TRAINING, 0.5))
     '(%relu, 2, 4*batch, fc.weight, training, 0.5)'
@@ -147,7 +147,7 @@ NESTING = (tuple, Mode, Record)
 
 
 def walk(value: Value) -> Iterator[Value]:
-    """Yield every scalar inside a value from left to right, including both branches of a Mode."""
+    """Yield every scalar inside a value from left to right, for both modes of a ``Mode``."""
     match value:
         case tuple():
             for item in value:
@@ -163,7 +163,7 @@ def walk(value: Value) -> Iterator[Value]:
 
 
 def refs(value: Value) -> list[str]:
-    """Return the names of all results that a value refers to."""
+    """Return the names of all nodes to which a value refers."""
     return [i.name for i in walk(value) if isinstance(i, Ref)]
 
 
@@ -183,13 +183,13 @@ def replace(value: Value, change: Callable[[Value], Value]) -> Value:
 
 
 def same_value(a: Value, b: Value) -> bool:
-    """Return whether two values are the same: ``True`` differs from ``1``, ``1`` from ``1.0``."""
+    """Return whether two values are the same; ``True``, ``1`` and ``1.0`` are different."""
     # For `==`, True equals 1 and NaN differs from NaN; neither holds for the printed forms.
     return show(a) == show(b)
 
 
 def in_mode(value: Value, training: bool) -> Value:
-    """Return a value in one mode: every ``Mode`` inside is replaced by its branch."""
+    """Return a value in one mode, without any ``Mode`` inside."""
     if not isinstance(value, NESTING):
         return value
     match value:

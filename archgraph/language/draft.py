@@ -79,7 +79,7 @@ class GraphDraft:
             raise GraphError("there are two leaves of one name", found=name)
         if math.prod(shape) > LIMITS.leaf_elements:
             raise GraphError(
-                "leaf too large",
+                "tensor too large",
                 where=name,
                 found=list(shape),
                 expected=f"at most {LIMITS.leaf_elements} elements",

@@ -1,10 +1,10 @@
-"""Axes as types: the layout of each tensor dimension, solved by unification.
+"""Infer the layout of each tensor dimension by unification.
 
-A dimension has a *layout*: an axis that may be cut (:class:`Var` while solving, :class:`AxisRef`
-when solved), a row-major flattened product (:class:`Prod`), a concatenation (:class:`Sum`), or
-something that is not a channel axis at all (:class:`Fixed`: batch, pixels, tokens, classes).
-Operators state equations between layouts; :class:`Solver` refines axes until all hold, or pins
-them.
+A dimension has a *layout*. It is an axis that may be cut (:class:`Var` while solving,
+:class:`AxisRef` when solved), a row-major flattened product (:class:`Prod`), a concatenation
+(:class:`Sum`), or a dimension that cannot be cut (:class:`Fixed`), such as batch, pixels, tokens or
+classes. Operators have equations between layouts. :class:`Solver` refines axes until all equations
+hold, or pins the axes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from archgraph.graph.polynomial import Polynomial, Size, as_size, divide
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """A dimension that is not a channel axis: batch, pixels, tokens, classes."""
+    """A dimension that cannot be cut, such as batch, pixels, tokens or classes."""
 
     size: Size
 
@@ -62,10 +62,10 @@ class Var:
     """An axis while solving: free, bound to a finer layout, or pinned with a reason.
 
     Attributes:
-        size: Number of positions.
-        bound: The layout that unification bound it to.
-        pinned: Why it cannot be cut.
-        part: Whether some product or concatenation holds it.
+        size: Number of positions along the axis.
+        bound: The layout to which unification has bound the axis.
+        pinned: The reason why the axis cannot be cut.
+        part: Whether a product or concatenation contains the axis.
     """
 
     size: int
@@ -79,7 +79,7 @@ class Var:
 
 @dataclass(frozen=True, slots=True)
 class AxisRef:
-    """A solved axis, by its name in :class:`archgraph.analysis.axes.Axes`."""
+    """A solved axis, with its name in :class:`archgraph.analysis.axes.Axes`."""
 
     name: str
     size: int
@@ -103,13 +103,13 @@ def _settle(composite: Prod | Sum, parts: Iterable[Layout], size: Size) -> None:
 
 
 def fixed_size(layout: Layout) -> int:
-    """Return the size of a layout (the axes of one dimension) without dynamic sizes."""
+    """Return the size of a layout that does not contain open (dynamic) sizes."""
     assert isinstance(layout.size, int)
     return layout.size
 
 
 def product(factors: Iterable[Layout]) -> Layout:
-    """Return a product in normal form: flattened, units dropped, fixed runs joined."""
+    """Return a product in normal form: flattened, without sizes of 1, fixed neighbours joined."""
     flat: list[Layout] = []
     for f in factors:
         parts = f.factors if isinstance(f, Prod) else (f,)
@@ -126,7 +126,7 @@ def product(factors: Iterable[Layout]) -> Layout:
 
 
 def concatenation(terms: Iterable[Layout]) -> Layout:
-    """Return a sum in normal form: flattened, empty terms dropped, fixed runs joined."""
+    """Return a sum in normal form: flattened, without empty terms, fixed neighbours joined."""
     terms = [term for term in terms if term.size != 0]
     flat: list[Layout] = []
     size: Size = 0
@@ -177,19 +177,23 @@ def leaves(layout: Layout) -> Iterator[Layout]:
 
 @dataclass
 class Solver:
-    """Unification of layouts: bind, refine to common factors and cuts, or pin with a reason."""
+    """Solver of equations between layouts, by unification.
+
+    The solver binds axes to layouts, refines layouts to common factors or terms, or pins axes with
+    a reason.
+    """
 
     reason: str = ""  # why the current equation holds, for pins
     state: object = field(default_factory=object)  # another one when resolved layouts change
 
     def new(self, size: Size) -> Layout:
-        """Return a fresh axis; a size of one and an open one are fixed."""
+        """Return a new axis; an open size and a size of 1 are fixed."""
         if isinstance(size, Polynomial) or size <= 1:
             return Fixed(size)
         return Var(size)
 
     def resolve(self, layout: Layout) -> Layout:
-        """Return the layout with every binding followed, in normal form."""
+        """Return a layout in which bound axes are replaced by their layouts, in normal form."""
         if isinstance(layout, Var):
             chain: list[Var] = []  # as long as a network is deep: no recursion
             end: Layout = layout
@@ -217,7 +221,7 @@ class Solver:
         return resolved
 
     def bind(self, var: Var, layout: Layout) -> None:
-        """Bind an axis to a layout; layouts that contain it have to be resolved again."""
+        """Bind an axis to a layout. Layouts that contain the axis must be resolved again."""
         var.bound = layout
         # A ban on cuts of the axis holds for all that it stands for from now on.
         if var.pinned:
@@ -226,13 +230,13 @@ class Solver:
             self.state = object()
 
     def pin(self, layout: Layout, reason: str = "") -> None:
-        """Forbid cuts of every axis of a layout; the first reason stays."""
+        """Forbid cutting the axes of a layout; an axis keeps the first reason."""
         for leaf in leaves(self.resolve(layout)):
             if isinstance(leaf, Var) and not leaf.pinned:
                 leaf.pinned = reason or self.reason
 
     def unify(self, a: Layout, b: Layout) -> None:
-        """Unify two layouts: a cut of one keeps the same positions of the other."""
+        """Unify two layouts, so that a cut keeps the same positions of both."""
         a, b = self.resolve(a), self.resolve(b)
         if a is b or a == b:
             return
@@ -273,7 +277,7 @@ class Solver:
             ys = _factors(self.resolve(product(map(self.resolve, ys))))
 
     def split_product(self, x: Layout, inner: Size) -> tuple[Layout, Layout] | None:
-        """Split a layout into (outer, inner) with this inner size; None if it cannot be split."""
+        """Split a layout into an outer and an inner factor; None if it cannot be split."""
         x = self.resolve(x)
         outer = divide(x.size, inner)
         if outer is None:
@@ -298,7 +302,7 @@ class Solver:
         return None
 
     def _take_inner(self, rest: list[Layout], size: Size) -> Layout | None:
-        """Take the last factors, of a given size together, off a product; None if they cannot."""
+        """Remove the last factors, whose product is ``size``, from a list; None if impossible."""
         factors: list[Layout] = []
         while size != 1:
             if not rest:
@@ -370,12 +374,12 @@ class Solver:
             xs.append(parts[1])
 
     def cut(self, x: Layout, first: Size) -> tuple[Layout, Layout] | None:
-        """Cut a layout into two terms, the first of this size; None if it cannot be cut.
+        """Cut a layout into two terms, the first of size ``first``; None if it cannot be cut.
 
-        1. At either end there is nothing to cut.
-        2. A fixed part can be cut anywhere; an axis becomes the sum of two.
-        3. A sum is cut inside the term in which the size ends, or before it.
-        4. A product is cut along its outermost factor, where whole rows are taken.
+        1. If one of the terms would be empty, the layout does not change.
+        2. A fixed layout can be cut anywhere. An axis becomes the sum of two axes.
+        3. A sum is cut between two terms, or inside of a term.
+        4. A product is cut along its outermost factor, if the first term consists of whole rows.
         """
         x = self.resolve(x)
         if first == 0:  # 1.
@@ -403,9 +407,9 @@ class Solver:
         return None
 
     def regroup(self, dims: Sequence[Layout], sizes: Sequence[Size]) -> list[Layout] | None:
-        """Regroup the factors of ``dims`` to ``sizes``: layouts of a (row-major) reshaped tensor.
+        """Return the layouts of a tensor after a row-major reshape from ``dims`` to ``sizes``.
 
-        Returns None, with nothing pinned, where the sizes do not line up with the factors.
+        Returns None, without pinning an axis, if the sizes cannot be formed from the factors.
         """
         rest = _factors(product(self.resolve(d) for d in dims))
         out: list[Layout] = []
@@ -418,7 +422,7 @@ class Solver:
 
 
 def _term_at(terms: Sequence[Layout], size: Size) -> tuple[int, Size] | None:
-    """Return the term in which a size ends, or before which, and how much of it; None if none."""
+    """Return the index of the term in which a size ends, and the size inside it; None if none."""
     for position, term in enumerate(terms):
         if size == 0 or _exceeds(term.size, size):
             return position, size
@@ -429,7 +433,7 @@ def _term_at(terms: Sequence[Layout], size: Size) -> tuple[int, Size] | None:
 
 
 def _exceeds(a: Size, b: Size) -> bool:
-    """Return whether one size is known to be larger than another: for all values of open ones."""
+    """Return whether a size is larger than another size for all values of open sizes."""
     rest = as_size(a - b)
     return rest > 0 if isinstance(rest, int) else all(n > 0 for n in rest.terms.values())
 

@@ -1,26 +1,27 @@
-"""The operator table: one row per operator. No other room asks what kind of layer something is.
+"""The operator table: one row for each operator. Other packages do not test for types of layers.
 
-The input is a node: an operator and its arguments by the names of ``schema``.
+The input is a node: an operator and its arguments, with the names of ``schema``.
 
-1. Look up the row (``table``): each family of operators has a file with its rows. A row is an
-   ``Operator`` (``operator``): rules as functions and facts as fields. An operator without a row is
-   unknown; the axes of its operands are never cut.
-2. Infer types (``infer``): in closed form if the row has one (``types``), otherwise by running the
-   operator on tensors without data (``kernels``), with symbolic sizes if several are open
+1. Look up the row in the table (``table``). A row is an ``Operator`` (``operator``): its fields are
+   functions and constants that describe the operator. Each family of operators has a file with its
+   rows. An operator without a row is unknown, and the axes of its operands are never cut.
+2. Infer types (``infer``). Some rows have a formula (``types``). Otherwise, run the operator on
+   tensors without data (``kernels``), or with symbolic sizes if several sizes are open
    (``symbols``).
-3. State equations of axes (``equations``), and where results are zero on masked positions
-   (``zeros``); :mod:`archgraph.analysis` solves them for the whole graph.
-4. Answer questions of other rooms: cost of forward and ``backward``, initial weights (``starts``),
-   the ``torch.nn`` layer (``layers``), the effect of repeated positions (``Growth``).
-5. Name groups of operators (``idioms``: patterns of operators, in the language of ``patterns``,
-   with names of the field), for pictures, pages and explanations.
+3. Compute the equations between axes (``equations``), and the positions at which results are zero
+   if an axis is masked (``zeros``). :mod:`archgraph.analysis` solves the equations of a graph.
+4. Return other properties of operators: the cost of forward and ``backward``, initial weights
+   (``starts``), the ``torch.nn`` layer (``layers``), and the effect of repeated channels
+   (``Growth``).
+5. Find groups of operators with a common name, for figures and explanations. ``idioms`` describes
+   them by patterns (``patterns``).
 
-The output is types, layouts, amounts and calls, but never a graph: higher rooms build graphs.
+The functions return types, layouts, costs and calls. They do not build graphs.
 
 Invariants:
 
-- The meaning of an operator is defined in one file; families share helpers of ``pointwise`` and
+- An operator is described in one file. Families share helper functions of ``pointwise`` and
   ``weighted``.
-- A rule that cannot interpret its arguments pins the axes instead, which is always correct.
-- A graph that passed ``check`` has nodes with known schemas and the types that ``infer`` computes.
+- If a rule cannot interpret its arguments, it pins the axes, which is always correct.
+- If a graph passes ``check``, its nodes have known schemas and the types that ``infer`` computes.
 """

@@ -1,7 +1,7 @@
-"""How autograd treats an operator: the tensors that it saves, the gradients that it allocates.
+"""The tensors that autograd saves for an operator, and the gradients that it allocates.
 
-The facts hold for PyTorch on a CPU, as observed with ``torch.autograd.graph.saved_tensors_hooks``
-(``tests/ops/test_backward.py`` compares every row with it).
+The descriptions hold for PyTorch on a CPU. ``tests/ops/test_backward.py`` compares every row with
+``torch.autograd.graph.saved_tensors_hooks``.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ class Backward:
     """The tensors that autograd saves and allocates for an operator.
 
     Attributes:
-        operands: Dict from each argument that the operator saves to a space-separated list of the
-            arguments whose gradients need it. An empty string means any gradient.
-        results: Indices of the results that it saves.
-        extra: Further tensors that it saves.
+        operands: Dict from each saved argument to a space-separated list of the arguments whose
+            gradients need the saved argument. An empty string means that any gradient needs it.
+        results: Indices of the results that are saved.
+        extra: Function that returns further saved tensors.
         working: Large temporary tensors of the backward pass.
-        matrices: Dict from each argument that is saved with leading dimensions flattened to the
-            number of remaining dimensions. An argument in another memory order is copied.
-        passes: Whether the gradients of the operands are the gradient of the result or views of it,
-            so that no memory is allocated.
-        stops: Whether no gradient flows through the operator.
-        same: Whether the operator returns its first operand itself.
-        order: Argument whose memory order the result has; empty for row-major order.
-        checked: Whether these facts are exactly PyTorch's; if False, they are an upper bound.
+        matrices: Dict from each argument that is saved with flattened leading dimensions to the
+            number of the other dimensions. An argument in another memory order is copied.
+        passes: True if the gradients of the operands are the gradient of the result or views of
+            this gradient, so that no memory is allocated.
+        stops: True if no gradient flows through the operator.
+        same: True if the operator returns its first operand itself.
+        order: Argument with the memory order of the result; empty for row-major order.
+        checked: True if PyTorch saves exactly these tensors. If False, they are an upper bound.
     """
 
     operands: Mapping[str, str] = field(default_factory=dict)
@@ -59,11 +59,12 @@ def saves(
     """Return the :class:`Backward` of an operator that saves tensors for backward.
 
     Args:
-        operands: Arguments that it saves whichever gradient is needed.
-        results: Indices of the results that it saves.
-        extra: Further tensors that it saves.
-        matrices: Dict from flattened argument to the number of remaining dimensions.
-        needed: Arguments that it saves only for the gradients of others.
+        operands: Arguments that are saved if any gradient is needed.
+        results: Indices of the results that are saved.
+        extra: Function that returns further saved tensors.
+        matrices: Dict from flattened argument to the number of the other dimensions.
+        needed: For each argument that is saved only for the gradients of some arguments, a
+            space-separated list of these arguments.
 
     >>> saves("self", weight="input").operands
     {'self': '', 'weight': 'input'}

@@ -1,4 +1,4 @@
-"""Check the laws of a graph: the properties on which every other module relies."""
+"""Check that a graph is valid: the properties on which every other module relies."""
 
 from __future__ import annotations
 
@@ -47,17 +47,23 @@ from archgraph.ops.types import Args, ResultType
 
 @takes_graph
 def check(graph: ArchGraph) -> None:
-    """Check that a graph obeys all laws.
+    """Check that a graph is valid.
 
-    Laws: names are unique, and leaf names can be attributes of a module; operators come after the
-    operators that they use; every operator is a pure function of tensors in the ATen table, with
-    arguments of the names and types of its schema; every result has the type that the operator
-    computes (inferred on meta tensors, in both modes); constants have their value; sizes and counts
-    are within :data:`archgraph.limits.LIMITS`; inputs and outputs are nodes of the graph; updates
-    assign buffers of the same shape.
+    - Names are unique, and the names of parameters, buffers and constants can be attributes of a
+      module.
+    - An operator comes after the operators whose results it uses.
+    - Every operator is an ATen operator that is a pure function of tensors. Its arguments have the
+      names and types of its schema.
+    - Every result has the type that the operator computes on meta tensors, in training and in
+      evaluation mode.
+    - Constants have a value.
+    - Sizes and counts are within :data:`archgraph.limits.LIMITS`.
+    - Inputs and outputs are nodes of the graph.
+    - Updates assign to buffers of the same shape.
 
     Raises:
-        GraphError: For the first broken law, with its location, the value found and expected.
+        GraphError: If a property does not hold, with the location, the actual and the expected
+            value.
 
     Example:
         >>> from archgraph.graph.ir import Node
@@ -66,7 +72,7 @@ def check(graph: ArchGraph) -> None:
         archgraph.errors.GraphError: %y: uses a result that no earlier operator computes; found %x
     """
     _bound(len(graph.nodes), LIMITS.nodes, "too many operators")
-    _bound(len(graph.params), LIMITS.leaves, "too many leaves")
+    _bound(len(graph.params), LIMITS.leaves, "too many parameters and buffers")
     _check_leaves(graph)
     values = example_sizes(graph)
     sizes = {name: values[name] for name in open_sizes(graph)}
@@ -119,16 +125,16 @@ def _check_leaves(graph: ArchGraph) -> None:
     names = Counter(name for param in graph.params for name in (param.name, *param.aliases))
     for name, count in names.items():
         with _at(name):
-            _require(count == 1, "leaf defined twice")
+            _require(count == 1, "two tensors with the same name")
             _check_name(name)
             # A module's attribute cannot be both a tensor and a module.
             for owner in itertools.accumulate(name.split(".")[:-1], "{}.{}".format):
-                _require(owner not in names, "leaf inside another leaf", owner)
+                _require(owner not in names, "tensor and module with the same path", owner)
     for param in graph.params:
         with _at(param.name):
             _check_leaf(param)
     total = sum(math.prod(param.shape) for param in graph.params)
-    _bound(total, LIMITS.elements, "leaves too large in total", unit=" elements")
+    _bound(total, LIMITS.elements, "tensors too large in total", unit=" elements")
 
 
 def _check_depth(path: str) -> None:
@@ -136,19 +142,19 @@ def _check_depth(path: str) -> None:
 
 
 def _check_name(name: str) -> None:
-    """Check that a leaf's name is an attribute path of a module: generated code contains it."""
+    """Check that the name of a parameter can be a path of attributes in generated code."""
     _check_depth(name.rpartition(".")[0])
     possible = all(name.split(".")) and name.isprintable() and not set(name) & {'"', "\\"}
     expected = "printable words joined by dots, without quotes and backslashes"
-    _require(possible, "leaf with an invalid name", expected=expected)
+    _require(possible, "tensor with an invalid name", expected=expected)
 
 
 def _check_leaf(param: Param) -> None:
     type_, value = param.type, param.value
     sound = all(isinstance(s, int) and s >= 0 for s in type_.shape)
-    _require(sound, "leaf with an invalid size", type_)
+    _require(sound, "tensor with an invalid size", type_)
     elements = math.prod(param.shape)
-    _bound(elements, LIMITS.leaf_elements, "leaf too large", type_, " elements")
+    _bound(elements, LIMITS.leaf_elements, "tensor too large", type_, " elements")
     _check_type(type_, {})
     dtype = torch_dtype(param.dtype)
     trainable = dtype.is_floating_point or dtype.is_complex or not param.trainable
@@ -163,7 +169,7 @@ def _check_leaf(param: Param) -> None:
 
 
 def _check_type(type_: TensorType, sizes: Mapping[str, int]) -> None:
-    """Check sizes and dtype of a tensor; ``sizes`` has example values of open sizes."""
+    """Check the sizes and dtype of a tensor; ``sizes`` has example values of open sizes."""
     torch_dtype(type_.dtype)
     _bound(len(type_.shape), LIMITS.rank, "too many dimensions")
     elements = 1
@@ -195,7 +201,7 @@ def _check_uses(
         if isinstance(item, Ref):
             _require(item.name in seen, "uses a result that no earlier operator computes", item)
         elif isinstance(item, Leaf):
-            _require(item.name in graph.param, "uses a leaf that does not exist", item)
+            _require(item.name in graph.param, "uses a tensor that does not exist", item)
         _check_size(item, sizes)
 
 
@@ -222,7 +228,7 @@ def _check_operator(node: Node, seen: Mapping[str, Node]) -> None:
 
 
 def _check_ranges(node: Node, args: Mapping[str, Value]) -> None:
-    """Check the ranges of open sizes at an input: ``min``, ``max`` of batch, records of others."""
+    """Check the ranges of an input's open sizes: ``min`` and ``max`` of the batch, and others."""
     for key, value in args.items():
         of_batch = key in ("min", "max")
         name = BATCH_WORD if of_batch else key
@@ -253,7 +259,7 @@ def _check_getitem(node: Node, source: Value, index: Value, seen: Mapping[str, N
 
 @functools.cache
 def pure(op: str) -> bool:
-    """Return whether an operator is a kernel from tensors to tensors, not an interpreter's."""
+    """Return whether an operator is a function from tensors to tensors without side effects."""
     schema = op_schema(op).overload._schema
     name = f"{schema.name}.{schema.overload_name}".rstrip(".")
     kinds = {str(r.type) for r in schema.returns}
@@ -268,7 +274,7 @@ def pure(op: str) -> bool:
 
 @functools.cache
 def _argument_types(op: str) -> Mapping[str, str]:
-    """Return the types of an operator's arguments; enumerations under their own name."""
+    """Return a dict from arguments to their types; enumerations have their own names."""
     types = {a.name: str(a.real_type) for a in op_schema(op).overload._schema.arguments}
     number = LEFT_OUT.get(op)
     return types if number is None else {**types, number: f"Optional[{types[number]}]"}
@@ -300,7 +306,7 @@ _PLAIN: dict[str, Callable[[Value], bool]] = {
 
 
 def _fits(value: Value, kind: str, seen: Mapping[str, Node]) -> bool:
-    """Return whether a value fits an argument type; a branch of a mode may be empty."""
+    """Return whether a value fits an argument type; the value of one mode may be missing."""
     if isinstance(value, Mode):
         return all(b is None or _fits(b, kind, seen) for b in (value.train, value.eval))
     if kind.startswith("Optional["):
@@ -333,7 +339,7 @@ def _check_inputs(graph: ArchGraph) -> None:
     for name, size in open_sizes(graph).items():
         with _at(name):
             _require(is_size_name(name), "not a valid name for an open size")
-            _require(name not in graph.param, "an open size and a leaf have the same name")
+            _require(name not in graph.param, "an open size and a tensor have the same name")
             said = [at for at, _ in size.axes if graph.node[at].arg(name) is not None]
             message = "exactly one input must give the example of an open size"
             expected = f"{name}={{'example': …}}"
@@ -341,7 +347,7 @@ def _check_inputs(graph: ArchGraph) -> None:
 
 
 def _check_tree(value: Value, forbidden: tuple[type, ...]) -> None:
-    """Check the structure that forward takes or returns: names in it must be valid and unique."""
+    """Check that the names in the structure of inputs or outputs are valid and unique."""
     for item in nested(value):
         _require(not isinstance(item, forbidden), "not allowed here", item)
         if isinstance(item, Record):
@@ -389,7 +395,7 @@ def _check_updates(
 
 # -- types ------------------------------------------------------------------------------------
 def _check_types(graph: ArchGraph, types: Mapping[Ref | Leaf, ResultType]) -> None:
-    """Check that every operator's declared type is its computed one, in each mode it runs in."""
+    """Check the declared type of every operator against the computed type, in each mode."""
     sizes = probed_sizes(graph)
     modes = (True, False) if any(n.moded for n in graph.nodes) else ()
     runs = {m: set(specialise(graph, training=m).node) for m in modes}
@@ -423,15 +429,17 @@ def _printed(types: ResultType) -> str:
 
 @functools.cache
 def computable(op: str) -> bool:
-    """Return whether an operator's type can be computed: it has a rule or is in PyTorch's core set.
+    """Return whether the type of an operator's result can be computed.
 
-    Others are kernels of one backend or of autograd. Some of these read their arguments' data,
-    which meta tensors do not have. Their declared type is trusted, and all their axes are pinned.
+    This is the case for operators with a row in the table, and for PyTorch's core operators. Other
+    operators are kernels of a backend or of autograd. Some of these kernels read the data of their
+    arguments, which meta tensors do not have. The declared types of these operators are not
+    checked, and all their axes are pinned.
     """
     return row(op).rule is not unknown_axes or torch.Tag.core in op_schema(op).overload.tags
 
 
 def _walks(op: str, args: Args, examples: Mapping[str, int]) -> bool:
-    """Return whether inference would step through a long dimension one position at a time."""
+    """Return whether inference would run one step for each index of a long dimension."""
     sizes = (s for t in tensor_types(args.values()) for s in t.shape)
     return row(op).rule is opaque_axes and any(size_at(s, examples) > LIMITS.steps for s in sizes)

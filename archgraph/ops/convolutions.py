@@ -1,4 +1,4 @@
-"""Convolutions and transposed convolutions: of their dimensions, only the channels are axes."""
+"""Convolutions and transposed convolutions, of which only the channels can be cut."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from archgraph.ops.weighted import FAN_IN, OUT, OUT_IN, contract_weight, masked_
 
 
 def _each(value: Value, rank: int, default: int) -> tuple[Any, ...]:
-    """Return one number per dimension; an argument may be a single number for all of them."""
+    """Return a number for each dimension; the argument may be one number for all dimensions."""
     numbers = (default,) if value is None or value == () else value
     numbers = numbers if isinstance(numbers, tuple) else (numbers,)
     return numbers * rank if len(numbers) == 1 else numbers
@@ -54,9 +54,9 @@ def _convolution_axes(eq: Equations) -> list[Dims]:
 
 
 def _convolution_zero(eq: Equations, results: list[Dims]) -> list[Dirt]:
-    """Return the dirt of a convolution: a masked output channel has a kernel of zeros.
+    """Return where a convolution may be nonzero: not in masked channels, whose kernels are zero.
 
-    Channels come before the kernel's dimensions.
+    Channels come before the dimensions of the kernel.
     """
     (dims,) = results
     return masked_outputs(eq, dims, len(dims) - len(eq.arg("weight")) + 1)

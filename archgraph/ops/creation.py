@@ -1,4 +1,4 @@
-"""New tensors: constant, counted or random. None of them reads an operand's values."""
+"""Operators that create tensors of constants, counters or random numbers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from archgraph.ops.pointwise import same_layout
 
 # -- with an explicit shape -----------------------------------------------------------------------
 def _factory_axes(eq: Equations) -> list[Dims]:
-    """Create the axes of a new tensor with an explicit shape; they may become channels."""
+    """Create the axes of a new tensor with an explicit shape. These axes may become channels."""
     for name in ("size", "shape"):
         if eq.node.arg(name) is not None:
             dims: Dims = [_counted(eq, s) for s in eq.node.shape]
@@ -26,7 +26,7 @@ def _factory_axes(eq: Equations) -> list[Dims]:
 
 
 def _counted(eq: Equations, size: Size) -> Layout:
-    """Return a new axis, also for one that is folded into a dimension of open size."""
+    """Return a new axis, even if it is part of a dimension of open size."""
     if not isinstance(size, Polynomial):
         return eq.new(size)
     count = math.gcd(*size.terms.values())

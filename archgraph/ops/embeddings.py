@@ -19,14 +19,14 @@ from archgraph.ops.zeros import open_dims
 
 # -- a row per index ------------------------------------------------------------------------------
 def _embedding_axes(eq: Equations) -> list[Dims]:
-    """Y = dimensions of the indices + w[1]; rows are addressed by value."""
+    """Return the dimensions of the indices and w[1]; pin the rows, which are indexed by values."""
     w = eq.arg("weight")
     eq.pin([w[0]], "indexed by the input's values")
     return [[*eq.arg("indices"), w[1]]]
 
 
 def _embedding_zero(eq: Equations, results: list[Dims]) -> list[Dirt]:
-    """Return the dirt of rows of a table: they are zero where the table's columns are."""
+    """Return where looked-up rows may be nonzero: not in masked columns of the table."""
     table = eq.dirt_of(eq.node.arg("weight"))
     return [open_dims(dims[:-1]) + table for dims in results]
 
@@ -76,7 +76,7 @@ _embedding = Operator(
 
 # -- a row per bag --------------------------------------------------------------------------------
 def _bag_axes(eq: Equations) -> list[Dims]:
-    """Relate the axes of embedding bags: offsets divide a list of rows, summed or averaged."""
+    """Relate the axes of embedding bags, which sum or average consecutive rows."""
     w = eq.arg("weight")
     eq.pin([w[0]], "indexed by the input's values")
     for name in ("indices", "offsets", "per_sample_weights"):

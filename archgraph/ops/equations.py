@@ -1,11 +1,13 @@
-"""The context of an operator's axis rule: its arguments as layouts, and methods to relate them.
+"""The layouts of an operator's arguments, and methods with which its rule relates them.
 
-A rule records which argument states the sizes of which layouts (``view``, ``groups``, split sizes).
-After a cut, the argument is recomputed from the layouts, so no rule needs an inverse.
+Some arguments contain sizes, such as the shape of ``view``, the number of groups or the sizes of a
+split. A rule records the layouts to which these sizes belong. After a cut, the argument is computed
+again from the layouts, so rules do not need an inverse.
 
-An operator with several tensors ties every dimension that they share, including batches, since
-heads are often folded into the batch. While ``grid_sample`` did not relate its two batches, the
-heads of values and of offsets were two axes, and cuts produced networks that did not run.
+An operator with several tensors must relate every dimension that the tensors share. This includes
+the batch, because heads are often part of the batch dimension. When ``grid_sample`` did not relate
+its two batches, the heads of values and of offsets were two axes, and cuts produced networks that
+did not run.
 """
 
 from __future__ import annotations
@@ -47,19 +49,20 @@ class Equations:
         solver: The unification state.
         values: Dict from node to the layouts of its results, one list of dimensions per result.
         leaves: Dict from parameter, buffer or constant to the layouts of its dimensions.
-        attributes: Dict from node and argument to the layouts whose sizes the argument states.
-        spans: Layouts that a norm, softmax or reduction runs over: (layout, node, operation).
-        runs: All operations that run over a layout, including those that zeros do not affect:
-            (layout, node, operation).
-        contractions: Products summed over a layout: (layout, node, operands and dimensions).
+        attributes: Dict from node and argument to the layouts whose sizes the argument contains.
+        spans: Norms, softmaxes and reductions over a layout: (layout, node, operation).
+        runs: All operations over a layout, including operations that zeros do not affect: (layout,
+            node, operation).
+        contractions: Products that are summed over a layout: (layout, node, operands and
+            dimensions).
         roles: Roles of layouts that an operator recognises: (layout, role, node).
-        dirt: Dict from node and result to the layouts at whose masked positions the result may be
-            nonzero.
-        scores: Products of two activations that a softmax may turn into attention: the layouts
-            summed over, and the shared layouts (heads).
-        attends: Nodes that hold attention weights.
-        attention: Products of attention weights and values: the shared layouts (heads), and the
-            layout of a value.
+        dirt: Dict from node to the *dirt* of each result. Dirt is the set of layouts at whose
+            masked positions the result may be nonzero.
+        scores: Dict from each product of two activations, which a softmax may turn into attention,
+            to the layouts of the sum and the shared layouts (heads).
+        attends: Names of the nodes that compute attention weights.
+        attention: Dict from each product of attention weights and values to the shared layouts
+            (heads) and the layout of a value.
         node: The operator whose rule is running.
     """
 
@@ -82,7 +85,7 @@ class Equations:
     _tainted: list[Layout] = field(default_factory=list)
 
     def of(self, value: Value) -> Dims:
-        """Return the layouts of a tensor argument's dimensions (of its first result)."""
+        """Return the layouts of the dimensions of a tensor argument, or of its first result."""
         match value:
             case Ref(name):
                 return [self.solver.resolve(d) for d in self.values[name][0]]
@@ -121,7 +124,7 @@ class Equations:
         return default if value is None else value
 
     def ints(self, name: str, default: Sequence[int] = ()) -> tuple[int, ...]:
-        """Return an integer-list argument; a single integer counts as a list of one item."""
+        """Return an argument that is a list of integers; a single integer becomes a list."""
         value = self.value(name)
         if isinstance(value, tuple):
             return tuple(v for v in value if isinstance(v, int))
@@ -131,7 +134,7 @@ class Equations:
         """Return an integer argument.
 
         Raises:
-            ValueError: If the argument is an open (dynamic) size, for which no default can be used.
+            ValueError: If the argument is an open (dynamic) size.
         """
         value = self.value(name)
         if isinstance(value, Polynomial):
@@ -139,18 +142,19 @@ class Equations:
         return value if isinstance(value, int) else default
 
     def dim(self, name: str, rank: int, default: int = 0) -> int:
-        """Return a dimension argument, counted from the front."""
+        """Return an argument that is the index of a dimension, counted from the front."""
         return self.integer(name, default) % max(rank, 1)
 
     def along(self) -> tuple[Dims, int]:
-        """Return the layouts of ``self``, and the dimension that the operator runs along."""
+        """Return the layouts of ``self``, and the argument ``dim``."""
         x = self.arg("self")
         return x, self.dim("dim", len(x))
 
     def grouped(self, layout: Layout, groups: Value, argument: str) -> tuple[Layout, Layout]:
-        """Split a layout into groups and the positions of each; an argument states their number.
+        """Split a layout into groups and the positions of each group.
 
-        An open number of groups counts examples, and axes that are folded into the batch.
+        The argument contains the number of groups. An open number of groups counts examples, and
+        axes that are part of the batch dimension.
         """
         assert isinstance(groups, int | Polynomial)
         size = divide(layout.size, groups)
@@ -170,26 +174,26 @@ class Equations:
         return self.solver.new(size)
 
     def resolve(self, layout: Layout) -> Layout:
-        """Return the layout as currently solved."""
+        """Return the layout in the current solution."""
         return self.solver.resolve(layout)
 
     def unify(self, a: Layout, b: Layout) -> None:
-        """State that two layouts are equal."""
+        """Add the equation that two layouts are equal."""
         self.solver.unify(a, b)
 
     def agree(self, ours: Sequence[Layout], theirs: Sequence[Layout]) -> None:
-        """State that two tensors have the same layouts."""
+        """Add the equations that two tensors have the same layouts."""
         for a, b in zip(ours, theirs, strict=True):
             self.unify(a, b)
 
     def vectors(self, layout: Layout, *names: str) -> None:
-        """State that vectors, if present, have one element per position of a layout."""
+        """Add the equations that some arguments, if present, are vectors with this layout."""
         for name in names:
             if self.has(name):
                 self.unify(self.arg(name)[0], layout)
 
     def broadcast(self, operands: Sequence[Dims]) -> Dims:
-        """Broadcast operands: dimensions agree from the right, dimensions of size 1 stretch."""
+        """Broadcast operands: unify dimensions from the right, and stretch those of size 1."""
         rank = max((len(o) for o in operands), default=0)
         out: Dims = []
         for position in range(rank):
@@ -206,7 +210,7 @@ class Equations:
         return out
 
     def pin(self, dims: Sequence[Layout], why: str = "", free: str = "") -> None:
-        """Forbid cutting the axes of some layouts: record the reason and the remedy."""
+        """Forbid cutting the axes of some layouts, and record the reason and a remedy."""
         reason = f"{why} ({self.place()})" + (f"; {free}" if free else "")
         for layout in dims:
             self.solver.pin(layout, reason if why else self.solver.reason)
@@ -218,20 +222,23 @@ class Equations:
         return f"{node.op} %{node.name}{' in ' + node.scope if node.scope else ''}{where}"
 
     def span(self, layout: Layout, what: str) -> None:
-        """Record that the operator mixes all positions of a layout without weights per position."""
+        """Record that the operator combines all positions of a layout without using weights."""
         self.spans.append((layout, self.node.name, what))
         self.runs.append((layout, self.node.name, what))
 
     # -- zeros: which results are zero wherever an axis is masked -----------------------------
 
     def axes_in(self, dims: Sequence[Layout]) -> dict[Var, None]:
-        """Return the axes in layouts, as currently solved."""
+        """Return the axes in layouts, in the current solution."""
         parts = (v for d in dims for v in leaves(self.resolve(d)))
         # A dict is an ordered set: results must not depend on hashes.
         return dict.fromkeys(v for v in parts if isinstance(v, Var))
 
     def dirt_of(self, value: Value) -> Dirt:
-        """Return layouts at whose masked positions a value may be nonzero; leaves are masked."""
+        """Return the layouts at whose masked positions a value may be nonzero.
+
+        Parameters, buffers and constants are zero at all masked positions.
+        """
         match value:
             case Ref(name):
                 return self.dirt.get(name, [()])[0]
@@ -252,7 +259,7 @@ class Equations:
         return [self.of(value) for value in self.operands()]
 
     def cut_all(self, layout: Layout, sizes: Sequence[Size]) -> list[Layout] | None:
-        """Cut a layout into parts of the given sizes; None if that is not possible."""
+        """Cut a layout into parts of the given sizes; None if this is not possible."""
         parts: list[Layout] = []
         rest = layout
         for size in sizes[:-1]:
@@ -264,11 +271,14 @@ class Equations:
         return [*parts, rest]
 
     def taint(self, dims: Sequence[Layout]) -> None:
-        """Record that the current operator writes nonzero values along new axes."""
+        """Record that the current operator writes nonzero values along the axes of layouts."""
         self._tainted += [d for d in dims if not isinstance(d, Fixed)]
 
     def settle(self, results: list[Dims], dirt: list[Dirt]) -> None:
-        """Keep only the dirt of each result that belongs to its own dimensions."""
+        """Record the axes at whose masked positions each result may be nonzero.
+
+        Axes that are not in the dimensions of a result are dropped.
+        """
         tainted, self._tainted = tuple(self._tainted), []
         settled: list[Dirt] = []
         for dims, layouts in zip(results, dirt, strict=True):
@@ -280,7 +290,7 @@ class Equations:
         self.dirt[self.node.name] = settled
 
     def follow(self) -> None:
-        """Propagate scores and attention weights through a pointwise operator to its result."""
+        """Record attention scores and weights that pass through a pointwise operator."""
         for used in self.node.uses():
             if used in self.scores:
                 self.scores.setdefault(self.node.name, self.scores[used])
@@ -288,11 +298,14 @@ class Equations:
                 self.attends.add(self.node.name)
 
     def contract(self, layout: Layout, operands: Sequence[tuple[Value, int]], what: str) -> None:
-        """Record that products are summed over a layout: exact where one of the factors is zero.
+        """Record that products of operands are summed over a layout.
+
+        If one of the factors is zero at the masked positions, the sum equals that of the cut
+        network. Otherwise the layout is spanned.
 
         Args:
             layout: Layout that is summed over.
-            operands: Pairs of operand and the dimension of it that has this layout.
+            operands: Pairs of an operand and the index of its dimension that has this layout.
             what: One word for the operation.
         """
         dims = tuple((v, d % max(len(self.of(v)), 1)) for v, d in operands)
@@ -304,7 +317,10 @@ class Equations:
             self._span_axes(layout, {v: None for v in first if all(v in o for o in others)}, what)
 
     def total(self, layout: Layout, operands: Sequence[Value], what: str) -> None:
-        """Record that operands are summed over a layout: exact where all of them are zero."""
+        """Record that operands are summed over a layout.
+
+        If all operands are zero at the masked positions, the sum equals that of the cut network.
+        """
         self.runs.append((layout, self.node.name, what))
         for operand in operands:
             if self.dirt_of(operand):
@@ -317,24 +333,24 @@ class Equations:
                 self.span(var, what)
 
     def role(self, layout: Layout, role: str) -> None:
-        """Record the role of a layout, used for its name."""
+        """Record the role of a layout, which is part of its name."""
         self.roles.append((layout, role, self.node.name))
 
     def states(self, argument: str, sizes: StatedSizes) -> None:
-        """Record that an argument states the sizes of layouts, so that a cut recomputes it."""
+        """Record that an argument contains the sizes of layouts, so that a cut recomputes it."""
         self.attributes[self.node.name, argument] = sizes
 
     def fixed(self, shape: Sequence[Size]) -> Dims:
-        """Return layouts without channel axes for a shape."""
+        """Return layouts for a shape none of whose dimensions can be cut."""
         return [Fixed(s) for s in shape]
 
     def conform(self, dims: Dims, index: int = 0) -> Dims:
-        """Replace layouts whose size differs from the result's type (stretched dimensions)."""
+        """Replace the layouts of stretched dimensions, whose sizes differ from the result's."""
         shape = self.node.types[index].shape
         return [d if d.size == s else Fixed(s) for d, s in zip(dims, shape, strict=True)]
 
     def opaque(self, why: str = "no rule for this operator") -> list[Dims]:
-        """Forbid cutting any axis of the operator's operands; return its results' layouts."""
+        """Forbid cutting the axes of the operands; return the layouts of the results."""
         for dims in self.layouts():
             self.pin(dims, why, PROJECT)
         return [self.fixed(t.shape) for t in self.node.types]

@@ -1,8 +1,8 @@
-"""Idioms: familiar names for groups of operators, or for single ones with certain arguments.
+"""Idioms: common names for groups of operators, or for one operator with certain arguments.
 
-A row is a pattern and a name. Patterns see operators, constants and arrows, never the name of a
-model or a parameter. A group whose intermediate values are used elsewhere is not an idiom: it
-computes more than the idiom's result.
+Each row of the table has a pattern and a name. Patterns consist of operators, constants and their
+connections. They do not depend on the names of models or parameters. A group is not an idiom if its
+intermediate values are used elsewhere, because it then computes more than the idiom's result.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class IdiomMatch:
 
     Attributes:
         graph: The graph.
-        idiom: The idiom's row of the table.
-        nodes: Its operators; the last one computes the result.
+        idiom: The idiom's row in the table.
+        nodes: Operators of the occurrence. The last operator computes the result.
         values: Values of the pattern's variables.
     """
 
@@ -46,7 +46,7 @@ class IdiomMatch:
 
     @property
     def several(self) -> bool:
-        """Whether it consists of more than one operator."""
+        """Whether the occurrence has more than one operator."""
         return len(self.nodes) > 1
 
     def shape(self, name: str) -> tuple[Size, ...]:
@@ -67,14 +67,14 @@ Condition: TypeAlias = Callable[[IdiomMatch], bool]
 
 @dataclass(frozen=True)
 class Idiom:
-    """A row of the table.
+    """A group of operators with a common name: a row of the table.
 
     Attributes:
         name: The usual name in the field.
-        pattern: Pattern of its result.
+        pattern: Pattern of the result.
         where: A further condition on a match.
-        family: One of :data:`archgraph.ops.table.FAMILIES`; empty for the family of its operators.
-        implied: Arguments that the name implies, which labels omit.
+        family: One of :data:`archgraph.ops.table.FAMILIES`; empty for the family of the operators.
+        implied: Arguments that follow from the name. Labels omit these arguments.
     """
 
     name: str
@@ -129,12 +129,12 @@ _silu = either(op.silu("x"), SPELT_SILU)
 
 
 def _gate(matched: IdiomMatch) -> bool:
-    """Return whether both factors are tensors of the same shape, so that neither is a scale."""
+    """Return whether both factors are tensors of the same shape. Otherwise one is a scale."""
     return matched.shape("x") == matched.shape("other") != ()
 
 
 def _halves_of_one(matched: IdiomMatch) -> bool:
-    """Return whether one operator computes both factors from one value; otherwise it is not GLU."""
+    """Return whether one operator computes both factors from one value, as in GLU."""
     factors = (matched.values[name] for name in ("x", "other"))
     nodes = [matched.graph.node[value.name] for value in factors if isinstance(value, Ref)]
     sources = {(node.op, node.args[:1]) for node in nodes}
@@ -287,11 +287,12 @@ def _rows(kind: str) -> list[Idiom]:
 def idioms(graph: ArchGraph) -> Mapping[str, IdiomMatch]:
     """Find the idioms of a graph. The result is cached with the graph.
 
-    Operators are visited from last to first; the first matching row is the idiom that ends there.
-    Idioms share no operators, and only an idiom's own operators read its intermediate results.
+    The operators are visited from last to first. The first row that matches an operator is the
+    idiom that ends at this operator. An operator belongs to at most one idiom, and only operators
+    of the same idiom read its intermediate results.
 
     Returns:
-        The idiom of each operator that belongs to one, by the operator's name.
+        Dict from the name of each operator in an idiom to the idiom.
 
     Example:
         >>> from archgraph.graph.ir import BATCH, TensorType
@@ -313,12 +314,12 @@ def idioms(graph: ArchGraph) -> Mapping[str, IdiomMatch]:
 
 
 def idiom_counts(graph: ArchGraph) -> Counter[str]:
-    """Return a dict from idiom to its number of occurrences in a graph."""
+    """Return a dict from the name of each idiom in a graph to its number of occurrences."""
     return Counter(one.idiom.name for one in dict.fromkeys(idioms(graph).values()))
 
 
 class _GraphReader(PatternReader[Value, Node]):
-    """Matches values of a graph with patterns; casts inside an idiom are part of it."""
+    """Reader that matches values of a graph with patterns, and skips casts inside an idiom."""
 
     def __init__(self, graph: ArchGraph) -> None:
         self.graph, self.outputs = graph, {*graph.output_refs()}
@@ -337,7 +338,7 @@ class _GraphReader(PatternReader[Value, Node]):
     def applied(
         self, operand: Value, pattern: Applied
     ) -> tuple[list[Value], dict[str, Value], dict[str, Node]] | None:
-        """Return operands, options and steps of a value computed by the pattern's operator."""
+        """Return operands, options and nodes of a value that the pattern's operator computes."""
         steps: dict[str, Node] = {}
         kinds, arity = pattern.kind.split(), len(pattern.inputs)
         while isinstance(operand, Ref):
@@ -354,7 +355,7 @@ class _GraphReader(PatternReader[Value, Node]):
         return operand if kind == "leaf" and isinstance(operand, Leaf) else number
 
     def number(self, operand: Value) -> float | None:
-        """Return a value as a number; None if it is not one."""
+        """Return a value as a number; None if the value is not a number."""
         return float(operand) if isinstance(operand, int | float) else None
 
     def items(self, operand: Value) -> tuple[Value, ...] | None:

@@ -1,4 +1,4 @@
-"""Reading and writing some positions of an operand: slices, index tensors, diagonals."""
+"""Operators that read or write parts of an operand: slices, index tensors, diagonals."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from archgraph.ops.operator import (
 
 # -- slices ---------------------------------------------------------------------------------------
 def _beside(eq: Equations, x: Dims, part: Dims, dim: int) -> list[Dims]:
-    """Unify all dimensions except ``dim`` with a part's; return the pairs of unequal size."""
+    """Unify all dimensions except ``dim`` with those of a part; return pairs of unequal size."""
     pairs = [[a, b] for d, (a, b) in enumerate(zip(x, part, strict=True)) if d != dim]
     for a, b in pairs:
         if a.size == b.size:
@@ -105,7 +105,7 @@ def _narrow_spelling(call: Spelling) -> Call:
 
 
 def _write_by(op: str, *names: str) -> Callable[[ViewWrite], Call]:
-    """Return a rule that writes into a view with an operator that takes the same arguments.
+    """Return a rule that writes into a view with an operator that has the same arguments.
 
     >>> from archgraph.graph.ir import Ref
     >>> write = ViewWrite("aten.select.int", {"index": 2}, Ref("x"), Ref("y"), (4, 3), 0)
@@ -141,7 +141,7 @@ def _select_axes(eq: Equations) -> list[Dims]:
 
 
 def _select_scatter_axes(eq: Equations) -> list[Dims]:
-    """Pin the dimension in which one position is overwritten; the others agree."""
+    """Pin the dimension in which one position is overwritten; unify the other dimensions."""
     x, dim = eq.along()
     eq.pin([x[dim]], "one of its positions is overwritten")
     eq.agree([*x[:dim], *x[dim + 1 :]], eq.arg("src"))
@@ -188,7 +188,7 @@ _POSITIONS = {
 
 # -- positions read by value: they depend on data, so their dimension cannot be cut ---------------
 def _indexed(eq: Equations) -> tuple[tuple[Value, ...], list[int]]:
-    """Return the index tensors, and the dimensions that have one; no dimensions if not adjacent."""
+    """Return the index tensors and the dimensions that they index; none if not adjacent."""
     value = eq.node.arg("indices")
     indices = value if isinstance(value, tuple) else ()
     used = [i for i, v in enumerate(indices) if v is not None]
@@ -196,7 +196,7 @@ def _indexed(eq: Equations) -> tuple[tuple[Value, ...], list[int]]:
 
 
 def _index_axes(eq: Equations) -> list[Dims]:
-    """Relate the axes of indexing: index tensors address leading dimensions, others pass."""
+    """Relate the axes of indexing: index tensors select from some dimensions, others pass."""
     x = eq.arg("self")
     indices, used = _indexed(eq)
     # The number of results of a mask is its number of ones.
@@ -210,7 +210,7 @@ def _index_axes(eq: Equations) -> list[Dims]:
 
 
 def _index_select_axes(eq: Equations) -> list[Dims]:
-    """Relate the axes of positions picked by an index tensor along one dimension."""
+    """Relate the axes if an index tensor selects positions along one dimension."""
     x, dim = eq.along()
     eq.pin([x[dim]], "indexed by values")
     picked = eq.arg("index") or [Fixed(1)]  # its positions are the result's
@@ -218,7 +218,7 @@ def _index_select_axes(eq: Equations) -> list[Dims]:
 
 
 def _gather_axes(eq: Equations) -> list[Dims]:
-    """Relate the axes of positions picked along one dimension; the index has the result's axes."""
+    """Relate the axes of ``gather``, whose index has the axes of the result."""
     (x, dim), where = eq.along(), eq.arg("index")
     eq.pin([x[dim]], "indexed by values")
     for unequal in _beside(eq, x, where, dim):  # the index covers only the first positions
@@ -228,7 +228,7 @@ def _gather_axes(eq: Equations) -> list[Dims]:
 
 
 def _take_along_axes(eq: Equations) -> list[Dims]:
-    """Relate the axes like gather; the index broadcasts."""
+    """Relate the axes in the same way as for ``gather``; the index is broadcast."""
     x, where = eq.arg("self"), eq.arg("indices")
     if not isinstance(eq.node.arg("dim"), int):
         return eq.opaque()
@@ -241,7 +241,7 @@ def _take_along_axes(eq: Equations) -> list[Dims]:
 
 # -- positions written by value -------------------------------------------------------------------
 def _written_axes(*names: str) -> AxisRule:
-    """Return a rule for positions written along one dimension; others agree with the arguments."""
+    """Return a rule for writing along one dimension; the other dimensions are unified."""
 
     def rule(eq: Equations) -> list[Dims]:
         x, dim = eq.along()
@@ -259,11 +259,11 @@ def _written_axes(*names: str) -> AxisRule:
 
 
 def _index_put_axes(eq: Equations) -> list[Dims]:
-    """Relate the axes of values written at indices; the values broadcast to the written part.
+    """Relate the axes of values written at indices. The values are broadcast to the written part.
 
-    1. A mask addresses as many dimensions as it has, and the positions it picks form one dimension.
-       The addressed dimensions can be cut only if a single value is written.
-    2. Each index tensor addresses one dimension, and the picked part has the tensors' dimensions.
+    1. A mask indexes as many dimensions as it has, and the selected positions form one dimension.
+       The indexed dimensions can be cut only if a single value is written.
+    2. Each index tensor indexes one dimension. The written part has the dimensions of the tensors.
     """
     x, values = eq.arg("self"), eq.arg("values")
     indices, used = _indexed(eq)
@@ -298,10 +298,10 @@ def _zeros_alone(eq: Equations, name: str) -> bool:
 
 
 def _masked_scatter_axes(eq: Equations) -> list[Dims]:
-    """Relate the axes of a mask whose positions are filled with those of the source, in order.
+    """Relate the axes of ``masked_scatter``, which fills masked positions from a source in order.
 
-    Trailing dimensions along which the mask is constant are filled as a whole: they agree with the
-    source.
+    Trailing dimensions along which the mask is constant are filled as a whole, so they are unified
+    with those of the source.
     """
     x, mask, source = eq.arg("self"), eq.arg("mask"), eq.arg("source")
     both = eq.broadcast([x, mask])
@@ -317,7 +317,7 @@ def _masked_scatter_axes(eq: Equations) -> list[Dims]:
 
 
 def _constant_along(eq: Equations, name: str, back: int) -> bool:
-    """Return whether an argument is constant along a dimension, counted from the last (1)."""
+    """Return whether an argument is constant along a dimension, counted from the end (1)."""
     value = eq.node.arg(name)
     while isinstance(value, Ref):
         node = eq.graph.node[value.name]
@@ -371,7 +371,7 @@ _BY_NUMBER = {"take": Operator(_taken_axes), "put": Operator(_put_axes)}
 
 # -- diagonals and triangles ----------------------------------------------------------------------
 def _triangle_axes(eq: Equations) -> list[Dims]:
-    """Pin rows and columns of a triangle: they are compared by position."""
+    """Pin the rows and columns of a triangle, whose positions are compared."""
     x = eq.of(eq.node.args[0][1])
     eq.pin(x[-2:], "compared by position")
     return [x]
@@ -380,7 +380,8 @@ def _triangle_axes(eq: Equations) -> list[Dims]:
 def _diagonal_axes(eq: Equations) -> list[Dims]:
     """Relate the axes of a diagonal.
 
-    The main diagonal of a square has the square's axis; other diagonals compare positions.
+    The main diagonal of a square has the axis of the square. For other diagonals, positions are
+    compared, so the axes are pinned.
     """
     x = eq.of(eq.node.args[0][1])
     a, b = eq.dim("dim1", len(x), 0), eq.dim("dim2", len(x), 1)
@@ -393,7 +394,7 @@ def _diagonal_axes(eq: Equations) -> list[Dims]:
 
 
 def _diagonal_scatter_axes(eq: Equations) -> list[Dims]:
-    """Pin the dimensions whose diagonal is overwritten; the others agree."""
+    """Pin the dimensions whose diagonal is overwritten; unify the other dimensions."""
     x = eq.arg("self")
     a, b = eq.dim("dim1", len(x), 0), eq.dim("dim2", len(x), 1)
     *rest, diagonal = eq.arg("src")

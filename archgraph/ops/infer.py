@@ -1,7 +1,8 @@
 """Type inference: the types of operators' results, computed on meta tensors.
 
-Meta tensors have shapes but no memory. Two batch sizes distinguish a multiple of the batch from a
-constant. Common cases of common operators have a closed form instead (:mod:`archgraph.ops.types`).
+Meta tensors have shapes but no memory. Running an operator at two batch sizes shows which sizes are
+multiples of the batch size. For common cases of frequent operators, formulas are used instead
+(:mod:`archgraph.ops.types`).
 """
 
 from __future__ import annotations
@@ -50,10 +51,11 @@ _NONE: Mapping[str, int] = MappingProxyType({})  # no open sizes except the batc
 
 # -- graphs and their operators -----------------------------------------------------------------
 def infer(graph: ArchGraph) -> ArchGraph:
-    """Return the graph with every type recomputed from inputs and leaves.
+    """Return the graph with all types computed again from inputs, parameters and buffers.
 
     Raises:
-        GraphError: If an operator's arguments do not fit; names the operator and their shapes.
+        GraphError: If an operator's arguments do not fit. The error names the operator and their
+            shapes.
     """
     types: dict[str, ResultType] = {}
     leaves, sizes = {p.name: p.type for p in graph.params}, probed_sizes(graph)
@@ -70,16 +72,16 @@ def infer_call(
     leaves: Mapping[str, TensorType],
     sizes: Mapping[str, int] = _NONE,
 ) -> ResultType:
-    """Return the type of an operator's result; the types of operands are a dict by name.
+    """Return the type of an operator's result, from the types of its operands.
 
     Args:
         node: The operator.
-        results: Types of results that it may use.
-        leaves: Types of leaves.
-        sizes: Values of open sizes except the batch, with which kernels run.
+        results: Dict from nodes to the types of their results.
+        leaves: Dict from parameters, buffers and constants to their types.
+        sizes: Dict from open sizes, except the batch, to the values for running kernels.
 
     Raises:
-        GraphError: If its arguments do not fit.
+        GraphError: If the arguments do not fit.
     """
     types: dict[Ref | Leaf, ResultType] = {Ref(name): results[name] for name in node.uses()}
     types |= {Leaf(name): leaves[name] for name in node.leaves()}
@@ -101,7 +103,7 @@ def call_type(node: Node, args: Args, sizes: Mapping[str, int]) -> ResultType | 
     Args:
         node: The operator.
         args: Its arguments, converted by :func:`pattern`.
-        sizes: Values of open sizes except the batch, with which kernels run.
+        sizes: Dict from open sizes, except the batch, to the values for running kernels.
 
     Raises:
         GraphError: If the arguments do not fit.
@@ -113,13 +115,16 @@ def call_type(node: Node, args: Args, sizes: Mapping[str, int]) -> ResultType | 
 
 
 def place(node: Node) -> str:
-    """Return an operator as it appears in errors."""
+    """Return the text for an operator in errors."""
     return f"%{node.name}" + (f" in {node.scope}" if node.scope else "")
 
 
 # -- one operator -----------------------------------------------------------------------------
 def pattern(value: Value, types: Mapping[Ref | Leaf, ResultType]) -> Any:
-    """Replace tensors in a value by their types, as a key that distinguishes 1, 1.0 and True."""
+    """Replace tensors in a value by their types.
+
+    The result can be a key of a cache: it distinguishes 1, 1.0 and True.
+    """
     match value:
         case Ref() | Leaf():
             return types[value]
@@ -148,8 +153,8 @@ def result_type(op: str, args: _Key, sizes: _Values = ()) -> ResultType | None:
 
     Args:
         op: The operator.
-        args: Its arguments by name, converted by :func:`pattern`.
-        sizes: Values of open sizes except the batch, with which kernels run.
+        args: Names and values of its arguments, converted by :func:`pattern`.
+        sizes: Open sizes, except the batch, and the values for running kernels.
 
     Raises:
         GraphError: If the arguments do not fit.
@@ -164,9 +169,9 @@ def result_type(op: str, args: _Key, sizes: _Values = ()) -> ResultType | None:
 def kernel_type(op: str, args: _Key, sizes: _Values = ()) -> ResultType | None:
     """Compute the type of an operator's result with its meta kernel.
 
-    1. If all sizes are numbers or multiples of the batch, run it at two batch sizes. This suffices
-       if the result's sizes are of this kind, too.
-    2. Otherwise run it on symbolic sizes, which takes longer.
+    1. If all sizes are numbers or multiples of the batch, run the operator at two batch sizes. This
+       suffices if the sizes of the result are also numbers or multiples of the batch.
+    2. Otherwise run the operator with symbolic sizes, which takes longer.
     """
     _check_count(op, dict(args))
     try:
@@ -187,7 +192,7 @@ def _is_multiple(size: Size) -> bool:
 
 
 def _check_count(op: str, args: dict[str, object]) -> None:
-    """Bound the number of results before creating them: from given sizes, else the dimension."""
+    """Check the number of results before they are created."""
     if op_schema(op).returns != -1:
         return
     tensors = list(tensor_types(args.values()))

@@ -1,4 +1,4 @@
-"""Running operators on meta tensors, for their result types and errors about arguments."""
+"""Run operators on meta tensors, to infer result types and to detect invalid arguments."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def run_kernel(
     Args:
         op: The operator.
         args: Its arguments, converted by :func:`archgraph.ops.infer.pattern`.
-        size: Converts a size to its value in the call: a number or a symbol.
+        size: Function from a size to its value in the call: a number or a symbol.
 
     Raises:
-        NotImplementedError: If it has no meta kernel.
+        NotImplementedError: If the operator does not have a meta kernel.
         GraphError: If the arguments do not fit.
     """
     schema = op_schema(op)

@@ -1,8 +1,9 @@
-"""The ``torch.nn`` module that computes an operator, with its constructor's arguments.
+"""Find the ``torch.nn`` module that computes an operator, and the arguments of its constructor.
 
 A rule takes a graph and a node and returns a :class:`TorchLayer`, or None if no layer of
-``torch.nn`` computes exactly this call. It only looks at arguments. The room that builds modules
-checks whether the leaves belong to the layer and whether its path contains other operators.
+``torch.nn`` computes exactly this call. The rule checks only the arguments of the operator. The
+package that builds modules checks that the parameters belong to the layer, and that the module's
+path does not contain other operators.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ from archgraph.ops.schema import op_schema
 
 @dataclass(frozen=True)
 class TorchLayer:
-    """A layer of ``torch.nn`` and how it is called.
+    """A layer of ``torch.nn`` that computes an operator, and the arguments of its call.
 
     Attributes:
         kind: The module's class.
         options: Arguments of its constructor.
-        leaves: For each of the layer's parameters and buffers, by the layer's own name, the
-            operator's argument that it holds; None if the call lacks it.
-        inputs: Arguments of the call.
+        leaves: Dict from each parameter and buffer of the layer to the argument of the operator
+            that has its value; None if the call does not have this argument.
+        inputs: Arguments of the operator with which the layer is called.
         counter: Name of the buffer that counts training batches; empty if there is none.
         counts: Whether a call in training increments the counter.
-        flag: Argument that selects training; the layer follows its own mode. None if the layer
+        flag: Value of the argument that selects training mode in the operator. None if the layer
             computes the same in both modes.
     """
 
@@ -44,7 +45,7 @@ class TorchLayer:
     flag: Value = field(default=None, compare=False)
 
     def module(self) -> nn.Module:
-        """Create the module, with its tensors on the meta device."""
+        """Create the module with its tensors on the meta device."""
         # Layers without weights do not take a device.
         weighted = {"device": "meta"} if self.leaves else {}
         return self.kind(**self.options, **weighted)
@@ -54,7 +55,7 @@ LayerRule: TypeAlias = Callable[[ArchGraph, Node], TorchLayer | None]
 
 
 def arguments_of(node: Node, *names: str) -> dict[str, Any]:
-    """Return the given arguments that a node has, that is, those that differ from their defaults.
+    """Return a dict from names to those arguments of a node that differ from their defaults.
 
     Layers have the same defaults as their operators, so the other arguments need not be passed.
     """
@@ -69,7 +70,7 @@ def weight_and_bias(node: Node) -> dict[str, Value]:
 
 
 def one_for_all(value: Value) -> Value:
-    """Return one number if all dimensions have the same, as in common usage."""
+    """Return a single number if a list has the same number for all dimensions."""
     return value[0] if isinstance(value, tuple) and len(set(value)) == 1 else value
 
 
@@ -79,8 +80,8 @@ def weighted(kind: type[nn.Module], sizes: Sequence[str], *inputs: str) -> Layer
 
     Args:
         kind: The module's class.
-        sizes: Arguments of its constructor for the sizes of the weight, in order.
-        *inputs: Arguments of the operator that the layer is called with.
+        sizes: Arguments of the constructor for the sizes of the weight, in order.
+        *inputs: Arguments of the operator with which the layer is called.
     """
 
     def rule(graph: ArchGraph, node: Node) -> TorchLayer | None:

@@ -1,4 +1,4 @@
-"""Elementwise random numbers: dropout, noise."""
+"""Operators with random numbers for each element: dropout and noise."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _FEATURES = {3: nn.Dropout1d, 4: nn.Dropout2d, 5: nn.Dropout3d}
 
 
 def _dropout_layer(kind: type[nn.Module] | None) -> LayerRule:
-    """Return the rule of a dropout layer that follows the mode; the default class is by rank."""
+    """Return the rule of a dropout layer; by default, the rank determines the class."""
 
     def rule(graph: ArchGraph, node: Node) -> TorchLayer | None:
         image = node.arg("input")

@@ -26,7 +26,7 @@ _AFFINE: dict[str, Init] = {"weight": Initialiser("ones"), "bias": Initialiser("
 
 
 def _normalised_zero(eq: Equations, results: list[Dims]) -> list[Dirt]:
-    """Return the dirt of a norm, ``(x − μ)/σ · w + b``: w and b are zero on masked channels."""
+    """Return where a norm ``(x − μ)/σ · w + b`` may be nonzero: w and b are zero if masked."""
     dims, x = results[0], eq.node.args[0][1]
     channels, mean = _normalised(eq, len(dims))
     affine = {n: eq.node.arg(n) for n in ("weight", "bias") if eq.has(n)}
@@ -45,7 +45,7 @@ def _normalised_zero(eq: Equations, results: list[Dims]) -> list[Dirt]:
 
 
 def _normalised(eq: Equations, rank: int) -> tuple[range, set[int]]:
-    """Return the dimensions of the affine parameters, and those that the mean runs over."""
+    """Return the dimensions of the affine parameters, and the dimensions of the mean."""
     names = op_schema(eq.node.op).by_name
     if "normalized_shape" in names:
         tail = range(rank - len(eq.ints("normalized_shape")), rank)
@@ -57,7 +57,7 @@ def _normalised(eq: Equations, rank: int) -> tuple[range, set[int]]:
 
 # -- with the statistics of a batch ---------------------------------------------------------------
 def _batch_norm_axes(eq: Equations) -> list[Dims]:
-    """Weights and statistics have the layout of x[1]."""
+    """Unify the layouts of weights and statistics with x[1]."""
     x = eq.arg("input")
     channel = x[1] if len(x) > 1 else x[0]
     eq.vectors(channel, "weight", "bias", "running_mean", "running_var")
@@ -86,7 +86,7 @@ def _batch_norm_type(args: Args) -> TensorType:
 
 
 def _batch_norm_spelling(call: Spelling) -> Call:
-    """Replace the NaN that stands for no momentum by None."""
+    """Replace the momentum NaN, which means that there is no momentum, by None."""
     momentum = call.args.get("momentum")
     without = isinstance(momentum, float) and math.isnan(momentum)
     return call.op, {**call.args, "momentum": None} if without else call.args
@@ -109,7 +109,7 @@ def _batch_norm_identity(_graph: ArchGraph, node: Node) -> Identity:
 def _statistics_layer(
     kinds: Mapping[int, type[nn.Module]], flag: str, *, counts: bool
 ) -> LayerRule:
-    """Return the rule of a norm that may have running statistics, used only in evaluation.
+    """Return the rule of a norm layer that may use running statistics in evaluation.
 
     Args:
         kinds: The module's class by the rank of the input.
@@ -196,7 +196,7 @@ _OVER_BATCHES = {
 
 # -- with the statistics of an example ------------------------------------------------------------
 def _layer_norm_axes(eq: Equations) -> list[Dims]:
-    """Weights have the layout of the normalised dimensions, which the norm spans."""
+    """Unify the weights with the normalised dimensions, which the norm spans."""
     x = eq.arg("input")
     count = len(eq.ints("normalized_shape"))
     tail = x[len(x) - count :]
@@ -240,7 +240,7 @@ def _last_dimensions_layer(kind: type[nn.Module]) -> LayerRule:
 
 
 def _group_norm_axes(eq: Equations) -> list[Dims]:
-    """x[1] = Prod(groups, c): groups may be cut; the norm spans the channels of a group."""
+    """x[1] = Prod(groups, c). The groups can be cut; the norm spans the channels of a group."""
     x = eq.arg("input")
     inside = x[1]
     if eq.value("num_groups") != 1:
@@ -329,7 +329,7 @@ _OVER_EXAMPLES = {
 
 # -- of weights -----------------------------------------------------------------------------------
 def _weight_norm_axes(eq: Equations) -> list[Dims]:
-    """W = g · v/‖v‖ along one dimension; masked positions of the others add 0 to ‖v‖."""
+    """Relate W = g · v/‖v‖ along one dimension; masked positions add 0 to ‖v‖."""
     v, g = eq.arg("v"), eq.arg("g")
     dim = eq.dim("dim", len(v))
     eq.unify(v[dim], g[dim])
@@ -340,7 +340,7 @@ def _weight_norm_axes(eq: Equations) -> list[Dims]:
 
 
 def _weight_norm_zero(eq: Equations, results: list[Dims]) -> list[Dirt]:
-    """Return the dirt of ``g · v/‖v‖``: zero where either is; a row of zeros has no direction."""
+    """Return where ``g · v/‖v‖`` may be nonzero: zero where g or v is, except for rows of zeros."""
     return [eq.dirt_of(eq.node.arg("v")), *(open_dims(d) for d in results[1:])]
 
 

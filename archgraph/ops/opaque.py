@@ -1,7 +1,7 @@
-"""Operators that mix positions in ways that a cut cannot follow.
+"""Operators whose operands and results cannot be cut.
 
-Their results depend on the identity or number of positions, or on their order across dimensions, so
-no axis of their operands can be cut.
+The results of these operators depend on the values or the number of indices along a dimension, or
+on the order of positions across several dimensions.
 """
 
 from __future__ import annotations

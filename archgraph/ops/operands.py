@@ -24,7 +24,7 @@ from archgraph.graph.sizes import example_sizes
 
 
 def type_of(graph: ArchGraph, value: Value) -> TensorType | None:
-    """Return the type of a tensor argument (of its first result), or None."""
+    """Return the type of a tensor argument (or of its first result); None if it has no type."""
     value = in_mode(value, True)
     if isinstance(value, Ref):
         return graph.node[value.name].types[0]
@@ -40,13 +40,13 @@ def shape_of(graph: ArchGraph, value: Value) -> tuple[Size, ...]:
 
 
 def sizes_of(graph: ArchGraph, value: Value) -> tuple[int, ...]:
-    """Return the shape of a tensor argument at the example's sizes, for a batch of one."""
+    """Return the shape of a tensor argument for a batch of one and the sizes of the example."""
     sizes = example_sizes(graph)
     return tuple(size_at(s, sizes) for s in shape_of(graph, value))
 
 
 def leaf_shape(graph: ArchGraph, value: Value) -> tuple[int, ...]:
-    """Return the shape of a leaf; empty if the value is computed."""
+    """Return the shape of a parameter, buffer or constant; empty if the value is computed."""
     return graph.param[value.name].shape if isinstance(value, Leaf) else ()
 
 
@@ -56,13 +56,13 @@ Amount: TypeAlias = "int | Polynomial"
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """An operator whose cost is counted, for a batch of one.
+    """An operator and its sizes for a batch of one, from which costs are counted.
 
     Attributes:
         node: The operator.
-        sizes: Returns the sizes of a tensor argument.
-        result: Sizes of its first result.
-        stated: Sizes of axes that an argument states, by argument name (``num_groups``).
+        sizes: Function from a tensor argument to its sizes.
+        result: Sizes of the operator's first result.
+        stated: Dict from arguments that contain sizes (``num_groups``) to these sizes.
     """
 
     node: Node
@@ -72,7 +72,7 @@ class Counted:
 
     @classmethod
     def of(cls, graph: ArchGraph, node: Node) -> Counted:
-        """Return a node with its own sizes."""
+        """Return a node of a graph with its sizes."""
         sizes = example_sizes(graph)
         result = tuple(size_at(size, sizes) for size in node.types[0].shape)
         return cls(node, functools.partial(sizes_of, graph), result)

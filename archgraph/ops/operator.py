@@ -1,4 +1,4 @@
-"""The facts about an operator: the fields of a row of the operator table."""
+"""The class of a row in the operator table: everything that archgraph knows about an operator."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Spelling:
 
 @dataclass(frozen=True, slots=True)
 class ViewWrite:
-    """A write into a view of a tensor, in canonical form."""
+    """A write into a view of a tensor, with canonical arguments."""
 
     op: str
     args: Mapping[str, Value]
@@ -56,27 +56,28 @@ BackwardRule: TypeAlias = Backward | Callable[[Node], Backward]
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """How an operator treats repeated positions, and how it becomes the identity (Net2Net).
+    """The effect of repeated channels on an operator, and its weights for the identity (Net2Net).
 
     Attributes:
-        scales: Operands whose factors carry over to the result: ``all`` of them together, exactly
-            ``one`` of them (a product), the ``first`` (a quotient); empty for none.
-        pointwise: Whether its operands' dimensions are its result's, counted from the last.
-        moves: Whether it only moves positions of its single operand (or omits some).
-        affine: Leaves, by argument, that scale its result elementwise, each with the dimension that
-            has the result's channels; the weight comes first.
-        bilinear: Whether it multiplies and sums operands, so that a factor on one of them becomes a
-            factor on the result.
-        repeats: When the result over an axis does not change if its positions are repeated:
-            ``any`` number of times each, ``uniform`` (all equally often) or ``never``. A function
-            of the node if its arguments decide.
-        identity: Values of leaves, by argument, that make it return its input, or the reason why
-            there are none.
-        idempotent: Whether applying it twice is the same as applying it once.
-        keeps_zero: Whether it maps zero to zero.
-        picks: Whether every value of its result is a value of its operand.
-        finite: Whether its result is finite wherever its operands are: it does not divide by them.
-        nothing: Arguments that, if all are zero, make it return zeros whatever its input is.
+        scales: Operands that can be multiplied by a factor to multiply the result by the same
+            factor: ``all`` operands together, exactly ``one`` of them (a product), or the ``first``
+            (a quotient); empty if there are none.
+        pointwise: True if the dimensions of operands and result are the same, counted from the end.
+        moves: True if the operator only moves or omits positions of its single operand.
+        affine: Dict from arguments that scale the result elementwise to the dimension of the
+            argument that has the result's channels. The weight comes first.
+        bilinear: True if the operator multiplies and sums operands, so that a factor on one operand
+            becomes a factor on the result.
+        repeats: Repetitions of positions along an axis that do not change the result: each position
+            ``any`` number of times, ``uniform`` (all positions equally often) or ``never``. A
+            function of the node if this depends on its arguments.
+        identity: Function that returns a dict from arguments to values with which the operator
+            returns its input; or the reason why there are none.
+        idempotent: True if applying the operator twice is the same as applying it once.
+        keeps_zero: True if the operator maps zero to zero.
+        picks: True if every value of the result is a value of the operand.
+        finite: True if the result is finite where the operands are, so that it is not a quotient.
+        nothing: Arguments that make the operator return zeros for any input if they are all zero.
     """
 
     scales: AffectedOperands = ""
@@ -93,11 +94,11 @@ class Growth:
     nothing: tuple[str, ...] = ()
 
     def weight(self, node: Node) -> Value:
-        """Return the argument of a node that is its weight."""
+        """Return the argument of a node that contains its weight."""
         return node.arg(next(iter(self.affine), "weight"))
 
     def repeated(self, node: Node) -> Repeats:
-        """Return when a node's result does not change if positions of an axis are repeated."""
+        """Return the repetitions of positions along an axis that do not change a node's result."""
         return self.repeats if isinstance(self.repeats, str) else self.repeats(node)
 
 
@@ -112,17 +113,17 @@ UNKNOWN_GROWTH = Growth(finite=False)
 
 @dataclass(frozen=True, slots=True)
 class LinearMap:
-    """How an operator multiplies its input by a matrix, or slides a matrix over it.
+    """The arguments of an operator that multiplies its input by a matrix, or convolves with it.
 
     Attributes:
         input: Name of the argument that is multiplied.
-        weight: Name of the matrix, [out, in, kernel…].
+        weight: Name of the argument with the matrix, [out, in, kernel…].
         bias: Name of the argument that is added.
         transposed: Whether the weight is [in, out] instead.
         steps: Names of other arguments: ``stride``, ``padding`` and ``dilation`` of a
             convolution, ``padding_idx`` of an embedding.
-        lookup: Whether the input contains row indices of the weight (an embedding), which stand for
-            one-hot vectors.
+        lookup: True if the input contains indices of rows of the weight (an embedding). The
+            indices represent one-hot vectors.
     """
 
     input: str = "input"
@@ -134,54 +135,57 @@ class LinearMap:
 
 
 def unknown_axes(eq: Equations) -> list[Dims]:
-    """Forbid cutting any axis of an operator that has no row."""
+    """Forbid cutting the axes of an operator that does not have a row in the table."""
     return eq.opaque()
 
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """The facts about an operator: a row of the table.
+    """The description of an operator: a row of the table.
 
     Attributes:
-        rule: Equations between the layouts of its arguments and results.
-        zero: Masked positions at which its results are zero.
-        macs: Multiply–accumulates for one example, using only sums and products of sizes.
-        init: Initialiser of each leaf, by argument name.
+        rule: Function that adds the equations between the layouts of arguments and results.
+        zero: Function that computes the masked positions at which results are zero.
+        macs: Function that counts multiply–accumulates for one example, using only sums and
+            products of sizes.
+        init: Dict from arguments with parameters to their initialisers.
         training_flag: Argument that is true in training and false in evaluation.
         statistics: Arguments that are running statistics, which forward updates in training.
         variances: Statistics that cannot be negative.
-        sides: Names of the dimensions of each leaf, by argument name.
-        weighted: Whether it does heavy work with a weight: it starts a block of a plain chain and
-            takes a scaler.
-        normalises: Whether it divides by statistics of its input.
-        pointwise: Whether it is elementwise: it belongs to the block before it.
-        merges: Whether it joins branches by adding them: it ends a residual region.
-        casts: Whether it returns the values of its first argument in another dtype.
+        sides: Dict from arguments with parameters to the names of their dimensions.
+        weighted: True if the operator's main work is a product with a weight. The operator then
+            starts a block of a network without branches, and a scaler may follow it.
+        normalises: True if the operator divides by statistics of its input.
+        pointwise: True if the operator is elementwise. It then belongs to the block before it.
+        merges: True if the operator adds branches. It then ends a residual block.
+        casts: True if the operator returns the values of its first argument in another dtype.
         attends: Names of the query and the mask of attention, whose result is
             [..., heads, queries, width of a head].
-        rates: Numeric arguments that may differ between two networks of the same architecture: they
-            depend on training or widths, or guard against division by zero.
-        growth: How it treats repeated positions.
-        type: Type of its result in the common case; None if only PyTorch's meta kernel computes it.
-        alias: Overload that it is another name for, with the same arguments in the same order.
-        spelling: Returns the canonical form of a call.
-        unchanged: Whether a call whose result has its input's type returns the input itself; a
-            function of the arguments if they matter.
-        overwritten: Returns the call that computes a tensor after a write into the view that this
-            operator takes of it; None if there is no such call.
-        fill: Fill value of a result that takes only shape or dtype from the first argument;
+        rates: Numeric arguments that may differ between two networks of the same architecture,
+            because they depend on training or on widths, or prevent a division by zero.
+        growth: The effect of repeated channels on the operator.
+        type: Function that computes the type of the result in common cases. If None, only
+            PyTorch's meta kernel computes the type.
+        alias: Overload with the same meaning, and the same arguments in the same order.
+        spelling: Function that returns the canonical form of a call.
+        unchanged: True if a call returns its input itself whenever result and input have the same
+            type; a function of the arguments if this depends on them.
+        overwritten: Function from a write into a view, which this operator created, to the call
+            that computes the whole tensor after the write; None if there is no such call.
+        fill: Value that fills a result of which only shape or dtype depend on the first argument;
             ``argument`` if the caller passes the value.
         functional: Functional form of an in-place operator, if it has another name.
-        contiguous: Arguments that must be contiguous in memory, which a graph does not show.
-        real: Whether gradients flow through it for real numbers only.
-        impossible: Returns why the operator cannot run at a node's sizes; empty if it can.
-        layer: Returns the ``torch.nn`` layer that computes it.
-        linear_map: How it maps its input linearly, with one matrix for all of it.
-        words: Name in pictures if it has a weight; empty if its own name is clear enough.
-        family: Family for colours in pictures, one of :data:`archgraph.ops.table.FAMILIES`; empty
+        contiguous: Arguments that must be contiguous in memory. A graph does not show this.
+        real: True if gradients flow through the operator for real numbers only.
+        impossible: Function that returns the reason why the operator cannot run at a node's sizes;
+            empty if it can run.
+        layer: Function that returns the ``torch.nn`` layer that computes the operator.
+        linear_map: Arguments of the matrix product, if the operator is a single linear map.
+        words: Name in figures if the operator has a weight; empty for the operator's own name.
+        family: Family for colours in figures, one of :data:`archgraph.ops.table.FAMILIES`; empty
             for the family of its file.
-        backward: How autograd treats it; a function of the node if its arguments decide. If None,
-            it counts as if all operands and results were saved.
+        backward: Tensors that autograd saves; a function of the node if they depend on its
+            arguments. If None, all operands and results are counted as saved.
     """
 
     rule: AxisRule = unknown_axes
@@ -217,7 +221,7 @@ class Operator:
     backward: BackwardRule | None = None
 
     def axes(self, eq: Equations) -> list[Dims]:
-        """State the current operator's equations and return the layouts of its results."""
+        """Add the equations of the current operator, and return the layouts of its results."""
         try:
             results = self.rule(eq)
             eq.settle(results, self.zero(eq, results))
@@ -231,9 +235,9 @@ class Operator:
 
 
 def rows(*parts: Mapping[str, Operator]) -> dict[str, Operator]:
-    """Combine parts of the operator table into one row per name.
+    """Combine parts of the operator table into a dict with one row for each operator.
 
-    Operators with the same facts share a key: their names, separated by spaces.
+    In the parts, operators with the same row share a key: their names, separated by spaces.
 
     Raises:
         ValueError: If an operator has two rows.

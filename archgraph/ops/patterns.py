@@ -1,6 +1,6 @@
-"""Patterns of operators: expressions to match against values of a graph or of a file.
+"""Patterns of operators, to be matched with values of a graph or of an ONNX file.
 
-A pattern is a tree of :class:`Applied` operators over variables. A variable that occurs twice must
+A pattern is a tree of operators (:class:`Applied`) and variables. A variable that occurs twice must
 match the same value both times. Operands of a sum or a product match in either order.
 """
 
@@ -22,7 +22,7 @@ COMMUTATIVE = frozenset({"add", "mul"})
 
 @dataclass(frozen=True)
 class Variable:
-    """A variable for a value of one kind; the reader defines the kinds."""
+    """A variable that matches values of one kind. The :class:`PatternReader` defines the kinds."""
 
     name: str
     kind: str = "tensor"
@@ -40,11 +40,11 @@ class Applied:
     """An operator applied to patterns.
 
     Attributes:
-        kind: Name of the operator in any case, or space-separated names of alternatives.
-        inputs: Patterns of its first arguments: a name is a variable for any value, a number a
-            constant, a tuple a list, None an omitted argument.
-        options: Patterns of its other arguments, by name; unlisted ones must have their defaults.
-            If None, they may have any value.
+        kind: Name of the operator, in any letter case, or space-separated names of alternatives.
+        inputs: Patterns of its first arguments. A name is a variable for any value, a number
+            matches a constant, a tuple matches a list, and None matches an omitted argument.
+        options: Dict from the names of other arguments to patterns. Arguments that are not in the
+            dict must have their defaults. If None, other arguments may have any value.
     """
 
     kind: str
@@ -56,7 +56,7 @@ Pattern: TypeAlias = "str | float | tuple[Pattern, ...] | Variable | Either | Ap
 
 
 class Operators:
-    """Operators in patterns, by name: ``op.Add("x", 1.0)``."""
+    """Namespace of the operators in patterns, for example ``op.Add("x", 1.0)``."""
 
     def __getattr__(self, kind: str) -> Callable[..., Applied]:
         return lambda *inputs, **options: Applied(kind, inputs, options)
@@ -79,30 +79,31 @@ class PatternMatch(Generic[V, S]):
 
 
 class PatternReader(ABC, Generic[V, S]):
-    """Matches values with patterns."""
+    """Base class of readers, which match the values of a graph or file with patterns."""
 
     @abstractmethod
     def applied(
         self, operand: V, pattern: Applied
     ) -> tuple[Sequence[V], Mapping[str, V], Mapping[str, S]] | None:
-        """Return how the pattern's operator computes a value; None if another operator does.
+        """Return the arguments of the operator that computes a value.
 
         Returns:
-            Its first arguments; the other arguments that the pattern lists or that differ from
-            their defaults; and the operators covered.
+            The first arguments; a dict of the other arguments that the pattern lists or that differ
+            from their defaults; and the nodes that belong to the match. None if another operator
+            than the pattern's computes the value.
         """
 
     @abstractmethod
     def admitted(self, kind: str, operand: V) -> V | None:
-        """Return the value that a variable of a kind matches; None if it is not of this kind."""
+        """Return the value that a variable of a kind matches; None if it does not match."""
 
     @abstractmethod
     def number(self, operand: V) -> float | None:
-        """Return the value of a constant with a single element, or None."""
+        """Return the number in a constant with a single element; None for other values."""
 
     @abstractmethod
     def items(self, operand: V) -> Sequence[V] | None:
-        """Return the items of a list, or None."""
+        """Return the items of a list; None for other values."""
 
     def matches(
         self, pattern: Pattern, operand: V, matched: PatternMatch[V, S]
@@ -112,7 +113,7 @@ class PatternReader(ABC, Generic[V, S]):
         Args:
             pattern: The pattern.
             operand: The value.
-            matched: The match so far.
+            matched: The match of the pattern so far.
         """
         match pattern:
             case None:

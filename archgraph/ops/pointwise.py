@@ -32,12 +32,12 @@ from archgraph.ops.types import Args, broadcast, certain, plain_value, real
 
 
 def elementwise(eq: Equations) -> list[Dims]:
-    """Operands agree up to broadcasting; several results have the same layout."""
+    """Unify the layouts of broadcast operands; several results have the same layout."""
     return [eq.broadcast(eq.layouts())] * len(eq.node.types)
 
 
 def same_layout(eq: Equations) -> list[Dims]:
-    """Give the result its first operand's layout (a second only provides a dtype or values)."""
+    """Return the layout of the first operand; others only provide a dtype or values."""
     return [eq.of(eq.node.args[0][1])] * len(eq.node.types)
 
 
@@ -45,7 +45,7 @@ _GELU_MODES = ("none", "tanh")  # the only strings that an elementwise operator 
 
 
 def elementwise_type(args: Args) -> TensorType:
-    """Return the type of an elementwise result of real tensors of one dtype, and numbers."""
+    """Return the type of an elementwise result, for real tensors of one dtype and numbers."""
     tensors = real(*(v for v in args.values() if isinstance(v, TensorType)))
     for value in args.values():
         constant = plain_value(value)
@@ -56,7 +56,10 @@ def elementwise_type(args: Args) -> TensorType:
 
 # -- the value at zero ----------------------------------------------------------------------------
 def value_at_zero(eq: Equations, results: list[Dims]) -> list[Dirt]:
-    """Return the dirt of a function of single elements: zero where all operands are, if f(0) is."""
+    """Return where an elementwise function f may be nonzero.
+
+    If f(0) = 0, the result is zero where all operands are zero.
+    """
     operands = eq.operands()
     at_zero = _at_zero(eq)
     if at_zero == 0:
@@ -68,7 +71,7 @@ def value_at_zero(eq: Equations, results: list[Dims]) -> list[Dirt]:
 
 
 def _pole(eq: Equations, operands: Sequence[Value], dims: Dims) -> None:
-    """Record axes along which operands are zero: the operator is undefined there."""
+    """Record the axes at whose masked positions the operator is undefined, since operands are 0."""
     dirty = eq.axes_in([d for operand in operands for d in zeros.stretched(eq, operand, dims)])
     for var in eq.axes_in(dims) if operands else ():
         if var not in dirty:
@@ -98,7 +101,7 @@ def _at_zero(eq: Equations) -> float:
 
 @functools.lru_cache(maxsize=4096)
 def _evaluate(op: str, constants: tuple[tuple[str, Value], ...], key: str) -> float:
-    """Evaluate the operator at zero and next to it.
+    """Evaluate the operator at zero and at numbers close to zero.
 
     ``key`` distinguishes 1, 1.0 and True, which compare equal.
     """
@@ -145,7 +148,7 @@ COPY = replace(CURVE, zero=zeros.first)
 
 # -- sums -----------------------------------------------------------------------------------------
 def _arithmetic_type(args: Args) -> TensorType:
-    """Return the type of a sum or product: as :func:`elementwise_type`, or that of integers."""
+    """Return the type of a sum or product, also for integers; see :func:`elementwise_type`."""
     tensors = [v for v in args.values() if isinstance(v, TensorType)]
     numbers = [plain_value(v) for v in args.values() if not isinstance(v, TensorType)]
     if all(t.dtype == "int64" for t in tensors) and all(type(v) is int for v in numbers):
@@ -160,7 +163,7 @@ _SUM = Growth("all", pointwise=True, repeats="any")
 
 # -- products and quotients -----------------------------------------------------------------------
 def _quotient_zero(eq: Equations, results: list[Dims]) -> list[Dirt]:
-    """Return the dirt of a quotient: zero where only the numerator is, infinite in reverse."""
+    """Return where a quotient may be nonzero: it is 0 if only the numerator is 0."""
     if not eq.has(eq.node.args[0][0]) or len(eq.operands()) == 1:
         return zeros.some(eq, results) if eq.has(eq.node.args[0][0]) else zeros.never(eq, results)
     (dims,), (above, below) = results, eq.operands()
@@ -243,7 +246,7 @@ _ARITHMETIC = {
 
 # -- choices --------------------------------------------------------------------------------------
 def _where_zero(eq: Equations, results: list[Dims]) -> list[Dirt]:
-    """Return the dirt of ``where``: zero where both branches are."""
+    """Return where ``where`` may be nonzero: it is zero where both branches are zero."""
     dirt: Dirt = ()
     for name in ("self", "other"):
         value = eq.node.arg(name)
@@ -255,14 +258,14 @@ def _where_zero(eq: Equations, results: list[Dims]) -> list[Dirt]:
 
 
 def _masked_fill_zero(eq: Equations, results: list[Dims]) -> list[Dirt]:
-    """Return the dirt of ``masked_fill``: zero where its input is, if it fills with zero."""
+    """Return where ``masked_fill`` may be nonzero: like its input if it fills with zeros."""
     if eq.node.arg("value") != 0 or eq.has("value"):
         return zeros.never(eq, results)
     return [zeros.stretched(eq, eq.node.arg("self"), results[0])]
 
 
 def _each_zero(eq: Equations, results: list[Dims]) -> list[Dirt]:
-    """Return the dirt of each operand, stretched to its result."""
+    """Return where each result may be nonzero, from the operand that is broadcast to it."""
     return [zeros.stretched(eq, v, dims) for v, dims in zip(eq.operands(), results, strict=True)]
 
 
@@ -288,12 +291,12 @@ def _copy_axes(eq: Equations) -> list[Dims]:
 
 
 def _copy_zero(eq: Equations, results: list[Dims]) -> list[Dirt]:
-    """Return the dirt of a copy: zero where its source is."""
+    """Return where a copy may be nonzero: it is zero where its source is zero."""
     return [zeros.stretched(eq, eq.node.arg("src"), results[0])]
 
 
 def _copy_spelling(call: Spelling) -> Call:
-    """Drop the arguments that only schedule a copy: they are not part of an architecture."""
+    """Drop arguments that only schedule a copy, because they do not change the result."""
     return call.op, {k: v for k, v in call.args.items() if k != "non_blocking"}
 
 
@@ -341,7 +344,7 @@ def _activation(
     backward: Backward = INPUT,
     **growth: bool,
 ) -> Operator:
-    """Return the row of an activation; most save their input to compute the slope."""
+    """Return the row of an activation. Most activations save their input for the gradient."""
     known = Growth(**growth)  # type: ignore[arg-type]  # fields of Growth, by name
     return replace(operator, growth=known, type=elementwise_type, layer=layer, backward=backward)
 
@@ -358,7 +361,7 @@ def _hardtanh_layer(graph: ArchGraph, node: Node) -> TorchLayer | None:
 
 # -- softmax --------------------------------------------------------------------------------------
 def _softmax_axes(eq: Equations) -> list[Dims]:
-    """Relate the axes of a softmax, which spans the dimension that it runs over."""
+    """Relate the axes of a softmax, which spans the dimension that it normalises."""
     source = eq.node.args[0][1]
     x = eq.of(source)
     eq.span(x[eq.dim("dim", len(x))], "softmax")
@@ -380,7 +383,7 @@ _softmax = Operator(_softmax_axes, pointwise=True, backward=RESULT)
 
 # -- gates and slopes -----------------------------------------------------------------------------
 def _glu_axes(eq: Equations) -> list[Dims]:
-    """Unify the axes of the two halves of a dimension, which gate each other."""
+    """Unify the axes of the two halves of a dimension, one of which gates the other."""
     x = eq.arg("self")
     dim = eq.dim("dim", len(x), -1)
     half = fixed_size(x[dim]) // 2

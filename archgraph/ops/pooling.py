@@ -1,4 +1,4 @@
-"""Windows over images: pooling, interpolation, sampling, patches. Pixels are never cut."""
+"""Pooling, interpolation, sampling and patches of images. Dimensions of pixels are never cut."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from archgraph.ops.types import (
 
 
 def _pooling_axes(eq: Equations) -> list[Dims]:
-    """Pass the leading dimensions; pin those that are pooled over."""
+    """Pass the leading dimensions; pin the dimensions of the windows."""
     x = eq.of(eq.node.args[0][1])
     lead = len(x) - _pooled(eq)
     eq.pin(x[lead:], "pooled over")
@@ -133,7 +133,7 @@ _UPSAMPLINGS = {
 
 # -- unpooling, sampling --------------------------------------------------------------------------
 def _unpooling_axes(eq: Equations) -> list[Dims]:
-    """Share the leading dimensions: values return to the positions that pooling took them from."""
+    """Unify the leading dimensions: values return to the positions from which they were pooled."""
     x, where = eq.arg("self"), eq.arg("indices")
     trailing = _pooled(eq)
     eq.agree(x[:-trailing], where[:-trailing])
@@ -142,7 +142,7 @@ def _unpooling_axes(eq: Equations) -> list[Dims]:
 
 
 def _sampled_axes(eq: Equations) -> list[Dims]:
-    """Pass the channels; each image has its own grid; pixels and coordinates cannot be cut."""
+    """Pass the channels, unify the batches, and pin pixels and coordinates."""
     x, grid = eq.arg("input"), eq.arg("grid")
     eq.agree(x[:1], grid[:1])
     eq.pin([*x[2:], *grid[1:]], "sampled at coordinates")
@@ -150,7 +150,7 @@ def _sampled_axes(eq: Equations) -> list[Dims]:
 
 
 def _affine_grid_axes(eq: Equations) -> list[Dims]:
-    """Pass the matrices, one for each grid; the argument ``size`` [n, c, …] states their number."""
+    """Pass the number of matrices, one for each grid, which ``size`` [n, c, …] contains."""
     theta, size = eq.arg("theta"), eq.node.arg("size")
     assert isinstance(size, tuple)
     eq.pin(theta[1:], "a matrix maps coordinates")

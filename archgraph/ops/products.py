@@ -1,7 +1,7 @@
-"""Products summed over an axis: linear layers, matrix products, distances, einsum, attention.
+"""Products that are summed over an axis: linear layers, matrix products, einsum, attention.
 
-A sum of products of two activations over an axis equals the cut network's only if one factor is
-zero at masked positions; otherwise the axis is spanned
+If the axis is masked, a sum of products of two activations equals the sum in the cut network only
+if one of the factors is zero at the masked positions. Otherwise the axis is spanned
 (:meth:`archgraph.ops.equations.Equations.contract`).
 """
 
@@ -41,9 +41,9 @@ def _linear_axes(eq: Equations) -> list[Dims]:
 
 
 def _linear_zero(eq: Equations, results: list[Dims]) -> list[Dirt]:
-    """Return the dirt of a linear layer: a masked output has a row of zeros.
+    """Return where a linear layer may be nonzero: not at masked outputs, whose rows are zero.
 
-    A weight that is a vector has a single output, without an axis.
+    A weight that is a vector has a single output without an axis.
     """
     (dims,) = results
     return masked_outputs(eq, dims, len(dims) - 1 if len(eq.arg("weight")) > 1 else -1)
@@ -116,7 +116,7 @@ def _bilinear_macs(of: Counted) -> Amount:
 
 
 def _bilinear_start(shape: FixedShape, shapes: Shapes) -> Initialiser:
-    """Start uniformly in ±1/√(width of the first operand)."""
+    """Return a uniform initialiser in ±1/√(width of the first operand)."""
     weight = shapes.get("weight", (1, 1, 1))
     return Initialiser("uniform", 1 / math.sqrt(max(weight[1], 1)))
 
@@ -208,19 +208,19 @@ def _product(growth: Growth, type_: TypeRule | None = None) -> Operator:
 
 # -- products with an addend ----------------------------------------------------------------------
 def _addmm_axes(eq: Equations) -> list[Dims]:
-    """Self + a @ b (or a @ vector)."""
+    """Relate the axes of ``self`` + a @ b, where b may be a vector."""
     return [eq.broadcast([eq.arg("self"), _matrix_product(eq, 1)])]
 
 
 def _added_zero(eq: Equations, results: list[Dims]) -> list[Dirt]:
-    """Return the dirt of ``self + a @ b``: zero where both self and the product are."""
+    """Return where ``self + a @ b`` may be nonzero: zero where ``self`` and the product are."""
     start, *factors = eq.operands()
     dims = results[0]
     return [zeros.stretched(eq, start, dims) + zeros.product_dirt(eq, factors, dims)]
 
 
 def _addbmm_axes(eq: Equations) -> list[Dims]:
-    """Self + the sum of a @ b over the batch."""
+    """Relate the axes of ``self`` + the sum of a @ b over the batch."""
     left, right, a, b = _pair(eq, 1)
     eq.unify(a[0], b[0])
     eq.contract(a[0], [(left, 0), (right, 0)], "addbmm")
@@ -312,13 +312,13 @@ def _outer_axes(eq: Equations) -> list[Dims]:
 
 
 def _outer_sum_axes(eq: Equations) -> list[Dims]:
-    """Self + the outer product of two vectors."""
+    """Relate the axes of ``self`` + the outer product of two vectors."""
     _, _, a, b = _pair(eq, 1)
     return [eq.broadcast([eq.arg("self"), [*a, *b]])]
 
 
 def _solution_axes(eq: Equations) -> list[Dims]:
-    """Pin a square matrix and the right-hand sides of its equations, which are mixed."""
+    """Pin the axes of a square matrix and of the right-hand sides of a system of equations."""
     a, b = eq.arg("A"), eq.arg("B")
     vector = len(b) == len(a) - 1  # one vector per matrix; otherwise columns
     lead = a[:-2]
@@ -340,7 +340,7 @@ def _kronecker_axes(eq: Equations) -> list[Dims]:
 
 
 def _cross_axes(eq: Equations) -> list[Dims]:
-    """Pin the dimension of three components of a cross product; the others agree."""
+    """Pin the dimension of the three components of a cross product; unify the others."""
     both = eq.broadcast(eq.layouts())
     value = eq.node.arg("dim", -1 if eq.node.op.startswith("aten.linalg") else None)
     dims = [value] if isinstance(value, int) else range(len(both))
@@ -410,7 +410,7 @@ def _operands(node: Node) -> tuple[Value, ...]:
 
 
 def _equation(node: Node, ranks: Iterable[int]) -> tuple[list[list[_Sign]], list[_Sign]]:
-    """Return the sign of each dimension of an einsum's operands, and of its result.
+    """Return the letter of each dimension of an einsum's operands, and of its result.
 
     Args:
         node: The operator.
@@ -540,7 +540,7 @@ def _attention_axes(eq: Equations) -> list[Dims]:
 
 
 def _attention_zero(eq: Equations, results: list[Dims]) -> list[Dirt]:
-    """Return the dirt of attention: a weighted mean of values, zero where all values are."""
+    """Return where attention may be nonzero: a mean of values is 0 where all values are 0."""
     (dims,) = results
     values = eq.node.arg("value")
     inside = eq.axes_in([d for i, d in enumerate(eq.of(values)) if i != len(eq.of(values)) - 2])
@@ -599,7 +599,8 @@ def _written_out(of: Counted) -> list[tuple[Amount, str]]:
 def _attention_spelling(call: Spelling) -> Call:
     """Write attention with an explicit scale, by default 1/√(width of a head).
 
-    An explicit scale stays the same when heads are cut, so that the cut network equals the masked.
+    The explicit scale does not change when the width of heads is cut, so the cut network computes
+    the same as the masked network.
     """
     args = dict(call.args)
     width = call.sizes["query"][-1]

@@ -1,7 +1,8 @@
-"""Recurrent operators: a layer over a sequence in one direction, and cells that take one step.
+"""Recurrent operators: a layer over a sequence in one direction, and cells for a single step.
 
-The rows of an input or recurrent weight are gates, each with one row per unit of the cell. A cut
-keeps the same units in every gate. With a projection, the hidden state has an axis of its own.
+The rows of an input weight or a recurrent weight belong to gates. Each gate has one row for each
+unit of the cell, and a cut keeps the same units in every gate. With a projection, the hidden state
+has its own axis.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _CELL = {"weight_ih": "w_ih", "weight_hh": "w_hh", "bias_ih": "b_ih", "bias_hh":
 
 
 def _weights(node: Node) -> tuple[Value, ...]:
-    """Return input weight, recurrent weight, biases and projection: those that exist."""
+    """Return those of input weight, recurrent weight, biases and projection that exist."""
     params = node.arg("params")
     return params if isinstance(params, tuple) else tuple(map(node.arg, _CELL.values()))
 
@@ -77,21 +78,21 @@ def _recurrent_axes(eq: Equations) -> list[Dims]:
 
 
 def _carried(eq: Equations, results: list[Dims]) -> list[Dirt]:
-    """Return the dirt of LSTM and GRU: with zero weights, only part of the first state remains."""
+    """Return where an LSTM or GRU may be nonzero: masked units keep part of the first state."""
     return [dirt + eq.dirt_of(_first_states(eq.node)[-1]) for dirt in _renewed(eq, results)]
 
 
 def _renewed(eq: Equations, results: list[Dims]) -> list[Dirt]:
-    """Return the dirt of a plain recurrent cell.
+    """Return where an RNN cell may be nonzero.
 
-    A unit whose weights are zero is zero after each step, whatever its previous state.
+    A unit with zero weights is zero after each step, and does not depend on its previous state.
     """
     weights = tuple(d for w in _weights(eq.node) for d in eq.dirt_of(w))
     return [open_dims(dims[:-1]) + weights for dims in results]
 
 
 def _start(gates: int) -> Init:
-    """Return a uniform start in ±1/√units, the same for weights and biases."""
+    """Return a uniform initialiser in ±1/√units, the same for weights and biases."""
 
     def uniform(shape: FixedShape, shapes: Shapes) -> Initialiser:
         rows = shapes.get("params.0", shapes.get("w_ih", shape))[0]
@@ -101,7 +102,7 @@ def _start(gates: int) -> Init:
 
 
 def _no_identity(_graph: ArchGraph, _node: Node) -> str:
-    """Return why it has no identity: its state is squashed or mixed with the previous one."""
+    """Return the reason why a recurrent operator cannot be the identity."""
     return "is recurrent: no weights make it return its input"
 
 
@@ -129,7 +130,7 @@ def _recurrent(gates: int, zero: Zeros = _carried) -> Operator:
 
 # -- sequences: their layers are reassembled below ------------------------------------------------
 def _sequence_type(gates: int) -> Callable[[Args], tuple[TensorType, ...]]:
-    """Return the type rule of one layer and direction: outputs of all steps, and last states."""
+    """Return the type rule of one layer in one direction, for all outputs and the last states."""
 
     def rule(args: Args) -> tuple[TensorType, ...]:
         states = args.get("hx")
@@ -171,8 +172,8 @@ def _sequence(gates: int, zero: Zeros = _carried) -> Operator:
 def _sequence_backward(gates: int) -> Callable[[Node], Backward]:
     """Save the input, and for every step the gates and their results.
 
-    An LSTM is one kernel whose memory follows oneDNN's layout without its padding: gates, two
-    states and their three gradients for each step and side of the layer, and the result.
+    An LSTM is one kernel. Its memory follows oneDNN's layout without padding: the gates, two states
+    and their three gradients for each step and direction, and the result.
     """
 
     def extra(of: Counted) -> list[tuple[Amount, str]]:
@@ -196,7 +197,7 @@ def _sequence_backward(gates: int) -> Callable[[Node], Backward]:
 
 
 def _reordered(of: Counted) -> list[tuple[Amount, str]]:
-    """Return memory of an LSTM's backward pass: gradients of gates, weights in its own order."""
+    """Return the working memory of an LSTM's backward pass: gradients of gates, sorted weights."""
     weights = sum(numel(shape) for shape in map(of.sizes, _weights(of.node)) if len(shape) > 1)
     return [(4 * numel(of.result), ""), (weights, "")]
 
@@ -208,7 +209,7 @@ def _cell_backward(count: int) -> Backward:
 
 
 def _cell_layer(kind: type[nn.Module], gates: int, **more: Any) -> LayerRule:
-    """Return the rule of a cell that takes one step."""
+    """Return the rule of a cell for a single step."""
 
     def rule(graph: ArchGraph, node: Node) -> TorchLayer | None:
         leaves = {name: node.arg(argument) for name, argument in _CELL.items()}
@@ -258,15 +259,16 @@ _KINDS: dict[str, tuple[type[nn.Module], int, dict[str, Any]]] = {
 
 @dataclass(frozen=True)
 class Stack:
-    """A recurrent layer and its results in the graph.
+    """A stacked recurrent layer of ``torch.nn``, and its results in the graph.
 
     Attributes:
-        layer: The layer; it is called with a sequence, and with initial states unless these are
+        layer: The layer. It is called with a sequence, and with initial states if they are not
             zeros.
-        output: The operator whose result is the output sequence, if anything reads it.
-        last: The operators whose results are the last states (two for an LSTM), likewise.
-        steps: Operators elsewhere that read the last state of one layer and direction, each with
-            the index of the state, and the number of the layer and direction in it.
+        output: The operator that returns the output sequence; None if no operator reads it.
+        last: The operators that return the last states (two for an LSTM); None for a state that no
+            operator reads.
+        steps: Operators outside of the layer that read the last state of one layer and direction.
+            Each comes with the index of the state, and the number of the layer and direction.
     """
 
     layer: TorchLayer
@@ -276,13 +278,13 @@ class Stack:
 
 
 def stack(graph: ArchGraph, path: str, nodes: Sequence[Node]) -> Stack | None:
-    """Return the recurrent layer that a module path consists of and that is called once, if any.
+    """Return the recurrent layer to which all operators of a module path belong, if there is one.
 
-    1. Read the options from the operators. If the number of runs is even, try two directions, too.
-    2. List the operators that a capture of this layer would write, in order, and compare them with
-       those of the path. Results that nothing reads may be missing.
-    3. Operators outside may only read the sequence, the last states, or the last state of one layer
-       and direction, which the module around the layer picks.
+    1. Read the options from the operators. If the number of runs is even, also try two directions.
+    2. List the operators that a capture of this layer would contain, in order, and compare them
+       with the operators of the path. Results that no operator reads may be missing.
+    3. Operators outside of the path may only read the sequence, the last states, or the last state
+       of one layer and direction.
     """
     runs = [n for n in nodes if n.op in _KINDS]
     if not runs or any(n.op != runs[0].op for n in runs):
@@ -296,10 +298,10 @@ def stack(graph: ArchGraph, path: str, nodes: Sequence[Node]) -> Stack | None:
 
 
 def single_layers(graph: ArchGraph, nodes: Sequence[Node]) -> str:
-    """Describe a recurrent layer that is not one layer of ``torch.nn``: its kind and sizes.
+    """Describe a stack of recurrent layers that a single layer of ``torch.nn`` cannot compute.
 
-    Empty if there is none. ``torch.nn`` has one hidden size for all layers and directions; after a
-    cut they may differ.
+    In a layer of ``torch.nn``, the hidden size is the same for all layers and directions. After a
+    cut, these sizes may differ. The result is empty if there is no such stack.
     """
     runs = [n for n in nodes if n.op in _KINDS]
     if not runs:
@@ -333,7 +335,7 @@ class _Writing:
 
     @property
     def first(self) -> Node:
-        """The operator of the first layer."""
+        """Operator of the first layer."""
         return self.runs[0]
 
     @property
@@ -357,7 +359,7 @@ class _Writing:
         return options | more
 
     def stack(self) -> Stack | None:
-        """Return the layer, if its operators are those of the path."""
+        """Return the layer if its operators equal the operators of the path."""
         states = self.states()
         if states is None or any(len(_leaves(run)) < 2 for run in self.runs):
             return None
@@ -380,7 +382,7 @@ class _Writing:
         return Stack(layer, *results, steps)
 
     def states(self) -> list[Value] | None:
-        """Return the initial states of all layers: empty if they are zeros, None if unclear."""
+        """Return the initial states of all layers: empty if they are zeros, None if unknown."""
         inside = {n.name: n for n in self.nodes}
         first = _first_states(self.first)
         states: list[Value] = []
@@ -399,7 +401,7 @@ class _Writing:
     def compared(
         self, options: Mapping[str, Any], states: Sequence[Value]
     ) -> tuple[str | None, tuple[str | None, ...]] | None:
-        """Return the results, sequence and last states; None if an operator differs."""
+        """Return the sequence and the last states; None if an operator differs."""
         sequence: Value = self.first.arg("input")
         kinds = len(_first_states(self.first))
         last: list[list[Value]] = []
@@ -430,7 +432,7 @@ class _Writing:
     def steps(
         self, output: str | None, last: Sequence[str | None]
     ) -> dict[str, tuple[int, int]] | None:
-        """Return the operators that read one layer's last state; None if others read a result."""
+        """Return operators that read one layer's last state; None if others read results."""
         inside = {n.name for n in self.nodes}
         numbers = {run.name: at for at, run in enumerate(self.runs)}
         steps: dict[str, tuple[int, int]] = {}
@@ -450,11 +452,11 @@ class _Writing:
         return steps
 
     def _picks(self, name: str, index: int) -> bool:
-        """Return whether an operator outside the layer picks the last state from a result of it.
+        """Return whether an operator outside of the layer selects the last state from its results.
 
         Args:
             name: The operator.
-            index: Index of the result: the sequence of a layer's outputs (0), or states.
+            index: Index of the result: 0 for the sequence of outputs, others for the states.
         """
         reader, last = self.graph.node[name], (0, 0) if index else (self.time, -1)
         picked = reader.op, reader.arg("dim", 0), reader.arg("index")
@@ -471,7 +473,7 @@ class _Writing:
         return Ref(node.name)
 
     def called(self, run: Node, sequence: Value, states: Sequence[Value]) -> bool:
-        """Return whether the next operators are the initial states and the call of one layer."""
+        """Return whether the next operators compute the initial states and one layer."""
         first, number = self.first, self.runs.index(run)
         for value, source in itertools.zip_longest(_first_states(run), states):
             if source is None:
@@ -498,7 +500,7 @@ class _Writing:
         return self.next("aten.cat", tensors=tuple(parts), **({"dim": dim} if dim else {}))
 
     def turned(self, value: Value) -> Value:
-        """Return a sequence with its first two dimensions swapped, if it is batch-first."""
+        """Return a sequence, with its first two dimensions swapped if it is batch-first."""
         if not self.time:
             return value
         return self.next("aten.transpose.int", self=value, dim0=0, dim1=1)

@@ -1,4 +1,4 @@
-"""Reductions, which mix all positions of a dimension; ordered scans along one; losses."""
+"""Reductions over all positions of a dimension, scans along a dimension, and losses."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ def _reduce(eq: Equations, exact: bool) -> list[Dims]:
 def _sum_axes(eq: Equations) -> list[Dims]:
     """Relate the axes of a reduction that zeros do not change.
 
-    It is exact along axes whose masked positions are zero.
+    Along axes whose masked positions are zero, the result equals that of the cut network.
     """
     order = eq.node.arg("p", eq.node.arg("ord", 2))  # of a norm
     return _reduce(eq, exact=isinstance(order, (int, float)) and order > 0)
 
 
 def _count_axes(eq: Equations) -> list[Dims]:
-    """Relate the axes of operators that count values, or test whether any is true.
+    """Relate the axes of operators that count values or test them.
 
-    They are exact for booleans, but not for numbers close to zero.
+    Masked positions do not change the result for booleans, but may for numbers close to zero.
     """
     floating = eq.operand_dtype(eq.node.args[0][1]).startswith(("float", "bfloat"))
     return _reduce(eq, exact=not floating)
@@ -54,12 +54,12 @@ def _count_axes(eq: Equations) -> list[Dims]:
 
 # -- all others -----------------------------------------------------------------------------------
 def _reduction_axes(eq: Equations) -> list[Dims]:
-    """Remove the reduced dimensions, whose positions are all mixed."""
+    """Remove the reduced dimensions, which the operator spans."""
     return _reduce(eq, exact=False)
 
 
 def _extreme_axes(eq: Equations) -> list[Dims]:
-    """Reduce like others, but pin the reduced dimensions if a position in them is used."""
+    """Relate the axes of minima and maxima; pin the reduced dimensions if indices are used."""
     results = _reduce(eq, exact=False)
     users = map(eq.graph.node.__getitem__, eq.graph.users[eq.node.name])
     if len(results) == 1 or any(user.arg("index") == 1 for user in users):
@@ -70,7 +70,7 @@ def _extreme_axes(eq: Equations) -> list[Dims]:
 
 
 def _mean_type(args: Args) -> TensorType:
-    """Return the type of a mean: some dimensions vanish, or have size 1."""
+    """Return the type of a mean, whose reduced dimensions are removed or have size 1."""
     (x,) = real(args.get("self"))
     keep, numbers = number(args, "keepdim", False, bool), [*map(plain_value, listed(args, "dim"))]
     rank = len(x.shape)
@@ -82,7 +82,7 @@ def _mean_type(args: Args) -> TensorType:
 
 
 def _spread(node: Node) -> Repeats:
-    """Return how a variance repeats: division by N - 1 depends on the number of positions."""
+    """Return the allowed repetitions: division by N - 1 depends on the number of positions."""
     by_count = node.arg("correction", 1) == 0 or node.arg("unbiased", True) is False
     return "uniform" if by_count else "never"
 
@@ -139,7 +139,7 @@ def _along_axes(eq: Equations) -> list[Dims]:
 
 
 def _difference_axes(eq: Equations) -> list[Dims]:
-    """Pin a dimension along which neighbours are compared, and the parts added at its ends."""
+    """Pin a dimension along which neighbours are subtracted, and the parts added at its ends."""
     x, dim = eq.along()
     dim = eq.dim("dim", len(x), -1)
     eq.pin([x[dim]], ORDER, PROJECT)
@@ -150,7 +150,7 @@ def _difference_axes(eq: Equations) -> list[Dims]:
 
 
 def _sought_axes(eq: Equations) -> list[Dims]:
-    """Pin a sorted row in which values are searched; each of several rows has its own values."""
+    """Pin the sorted sequence in which values are searched; unify the other dimensions."""
     x, row = eq.arg("self"), eq.arg("boundaries") or eq.arg("sorted_sequence")
     eq.pin(row[-1:], ORDER, PROJECT)
     if len(row) > 1:
@@ -168,7 +168,7 @@ def _first_axes(eq: Equations) -> list[Dims]:
 
 
 def _reduced_axes(eq: Equations) -> list[Dims]:
-    """Pin a dimension that is reduced to one position by order (kthvalue, mode)."""
+    """Pin a dimension that is reduced to one position that depends on order (kthvalue, mode)."""
     x = eq.of(eq.node.args[0][1])
     d = eq.dim("dim", len(x), -1)
     eq.pin([x[d]], ORDER, PROJECT)
@@ -187,7 +187,7 @@ _moved = replace(_along, growth=MOVES, backward=NOTHING)
 
 # -- Fourier transforms ---------------------------------------------------------------------------
 def _transform_axes(eq: Equations) -> list[Dims]:
-    """Pin the dimensions that a Fourier transform runs along; pass the others."""
+    """Pin the dimensions of a Fourier transform; pass the others."""
     x = eq.of(eq.node.args[0][1])
     dims, sizes = eq.ints("dim"), eq.ints("s")
     if not dims:  # the last ones, as many as there are sizes; all if there are none
@@ -229,7 +229,7 @@ _IN_ORDER = {
 
 # -- two operands ---------------------------------------------------------------------------------
 def _distance_axes(eq: Equations) -> list[Dims]:
-    """Relate the axes of a distance: a single number, to which equal positions add nothing."""
+    """Relate the axes of a distance, a single number; positions with equal values add 0."""
     both = eq.broadcast(eq.layouts())
     for layout in both:
         eq.total(layout, eq.operands(), "distance")
@@ -237,7 +237,7 @@ def _distance_axes(eq: Equations) -> list[Dims]:
 
 
 def _area_axes(eq: Equations) -> list[Dims]:
-    """Pin a dimension over whose neighbours an area is summed; their distances may be given."""
+    """Pin the dimension along which an integral is computed (``trapezoid``)."""
     y, x = eq.arg("y"), eq.arg("x")
     dim = eq.dim("dim", len(y), -1)
     if len(x) == 1:  # the same distances everywhere
@@ -257,12 +257,12 @@ _OF_TWO = {
 
 # -- losses that a model computes itself -----------------------------------------------------------
 def _loss_axes(eq: Equations) -> list[Dims]:
-    """Relate the axes of an elementwise loss: all of its values, their mean or their sum."""
+    """Relate the axes of an elementwise loss, which returns all values, their mean or their sum."""
     return [_averaged(eq, eq.broadcast(eq.layouts()))]
 
 
 def _averaged(eq: Equations, dims: Dims) -> Dims:
-    """Return the layouts of a loss: one number per position, or a single one."""
+    """Return the layouts of a loss, which is one number for each position or a single number."""
     if eq.integer("reduction", 1) == 0:
         return dims
     for layout in dims:
@@ -290,14 +290,14 @@ def _cosine_loss_axes(eq: Equations) -> list[Dims]:
 
 
 def _triplet_loss_axes(eq: Equations) -> list[Dims]:
-    """Relate the axes of a loss of distances, with a small number added to each difference."""
+    """Relate the axes of a loss of distances; a small number is added to each difference."""
     *rows, width = eq.broadcast(eq.layouts())
     eq.span(width, "distance")
     return [_averaged(eq, rows)]
 
 
 def _loss_repeats(node: Node) -> Repeats:
-    """Return that a mean, unlike a sum, is unchanged if all positions repeat equally often."""
+    """Return the allowed repetitions: equal repetitions change a sum, but not a mean."""
     return "uniform" if node.arg("reduction", 1) == 1 else "never"
 
 

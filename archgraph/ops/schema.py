@@ -40,10 +40,10 @@ class Schema:
     """An ATen overload and its arguments.
 
     Attributes:
-        op: Graph name, e.g. ``aten.add.Tensor``.
+        op: Name in graphs, e.g. ``aten.add.Tensor``.
         overload: The overload to call.
         args: Arguments in order, including those in ``STORAGE_ARGS`` (``device``, ``layout``).
-        returns: Number of results; a list result counts as ``-1``.
+        returns: Number of results; -1 for a list.
     """
 
     op: str
@@ -57,7 +57,7 @@ class Schema:
         return {a.name: a for a in self.args}
 
     def call_args(self, values: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-        """Convert arguments by name to positional and keyword arguments of a call."""
+        """Convert a dict of arguments to the positional and keyword arguments of a call."""
         positional = [a for a in self.args if not a.keyword_only]
         # Up to the last one with a value, since those before it cannot be omitted.
         while positional and not (positional[-1].name in values or positional[-1].required):
@@ -73,7 +73,7 @@ class Schema:
 
     @functools.cached_property
     def makes_tensor(self) -> bool:
-        """Whether it creates a tensor on a device of its own choice (``zeros``, ``arange``)."""
+        """Whether the operator creates a tensor and has an argument ``device`` (``zeros``)."""
         return "device" in self.by_name and "Tensor" not in (self.args[0].type if self.args else "")
 
 
@@ -90,10 +90,10 @@ def op_name(overload: torch._ops.OpOverload) -> str:
 
 @functools.cache
 def op_schema(op: str) -> Schema:
-    """Return the schema of an operator by its graph name.
+    """Return the schema of an operator from its name in graphs.
 
     Raises:
-        GraphError: If it is not a functional ATen operator.
+        GraphError: If this is not the name of a functional ATen operator.
     """
     parts = op.split(".")
     overload = None
@@ -124,7 +124,9 @@ def op_schema(op: str) -> Schema:
 
 
 def to_value(value: object, type_: str = "") -> Value:
-    """Convert a torch argument to a graph value: lists become tuples, enumerations ``Atom``.
+    """Convert an argument of torch to a value of a graph.
+
+    Lists become tuples, and enumerations such as dtypes become :class:`Atom`.
 
     >>> to_value([1, 2]), to_value(torch.float32), to_value(1, "float")
     ((1, 2), Atom(name='float32'), 1.0)
@@ -162,7 +164,7 @@ def torch_dtype(name: str) -> torch.dtype:
     """Return the torch dtype with this name.
 
     Raises:
-        GraphError: If there is none.
+        GraphError: If torch does not have this dtype.
 
     >>> torch_dtype("float32")
     torch.float32
@@ -177,7 +179,7 @@ def canonical_args(op: str, args: Mapping[str, Value]) -> tuple[tuple[str, Value
     """Return the arguments in schema order, without those that equal their defaults.
 
     Raises:
-        GraphError: For an argument that the operator does not have, or a missing argument.
+        GraphError: If an argument is missing, or if the operator does not have an argument.
     """
     schema = op_schema(op)
     if unknown := sorted(args.keys() - schema.by_name.keys()):

@@ -34,7 +34,7 @@ def _getitem_axes(eq: Equations) -> list[Dims]:
 
 
 def _getitem_zero(eq: Equations, results: list[Dims]) -> list[Dirt]:
-    """Return the dirt of one of several results."""
+    """Return where one of several results may be nonzero."""
     source = eq.node.arg("source")
     assert isinstance(source, Ref)
     return [eq.dirt[source.name][eq.integer("index")]]
@@ -42,7 +42,7 @@ def _getitem_zero(eq: Equations, results: list[Dims]) -> list[Dirt]:
 
 # -- another shape --------------------------------------------------------------------------------
 def _reshape_axes(eq: Equations) -> list[Dims]:
-    """Regroup the factors of the dimensions; the target shape is recomputed after a cut."""
+    """Group the factors of the dimensions in another way; a cut recomputes the target shape."""
     x = eq.of(eq.node.args[0][1])
     dims = eq.solver.regroup(x, eq.node.shape)
     if dims is None:
@@ -58,12 +58,12 @@ def _reshape_spelling(call: Spelling) -> Call:
 
 
 def _reshape_write(write: ViewWrite) -> Call:
-    """Write into a reshaped view: reshape its contents back."""
+    """Write into a reshaped view by reshaping its contents to the original shape."""
     return "aten.reshape", {"self": write.part, "shape": write.shape}
 
 
 def _inverse_write(op: str = "") -> Callable[[ViewWrite], Call]:
-    """Write into a view by the inverse of the operator that made it; by default its own."""
+    """Write into a view with the inverse of the operator that created it (default: itself)."""
     return lambda write: (op or write.op, {"self": write.part})
 
 
@@ -149,7 +149,7 @@ def _transpose_axes(eq: Equations) -> list[Dims]:
 
 
 def _transpose_write(write: ViewWrite) -> Call:
-    """Write into a transposed view: swap the two dimensions again."""
+    """Write into a transposed view by swapping the two dimensions again."""
     dims = [v for k, v in write.args.items() if k != "self"]
     return "aten.transpose.int", {"self": write.part, "dim0": dims[0], "dim1": dims[1]}
 
@@ -231,7 +231,7 @@ def _expand_spelling(call: Spelling) -> Call:
 
 
 def _repeat_axes(eq: Equations) -> list[Dims]:
-    """Make a repeated channel axis the product of the repetition and the axis.
+    """Relate the axes of a repetition: a repeated axis becomes the product of count and axis.
 
     Copies of a single position form a new axis, as in an expansion.
     """
@@ -261,7 +261,7 @@ def _tile_spelling(call: Spelling) -> Call:
 
 
 def _interleave_axes(eq: Equations) -> list[Dims]:
-    """Make an axis whose positions are each repeated in place the axis times the repetition."""
+    """Relate the axes if each position is repeated in place: the product of axis and count."""
     x = eq.arg("self")
     count = eq.node.arg("repeats")
     if not isinstance(count, int) or eq.node.arg("dim") is None:
@@ -319,7 +319,7 @@ _CHANNELS_AND_COPIES = {
 
 # -- complex numbers as pairs ---------------------------------------------------------------------
 def _complex_axes(eq: Equations) -> list[Dims]:
-    """Turn pairs in a last dimension into complex numbers, or vice versa."""
+    """Relate the axes of a conversion between complex numbers and pairs in a last dimension."""
     x = eq.arg("self")
     if len(eq.node.shape) > len(x):
         return [[*x, Fixed(2)]]
@@ -355,7 +355,7 @@ _COMPLEX = {
 
 # -- concatenation --------------------------------------------------------------------------------
 def _cat_axes(eq: Equations) -> list[Dims]:
-    """Make the concatenated dimension the sum of its parts; unify the others."""
+    """Relate the axes of a concatenation: the concatenated dimension is a sum of parts."""
     operands = eq.layouts()
     operands = [o for o in operands if not (len(o) == 1 and o[0].size == 0)]
     return [_joined(eq, operands, eq.dim("dim", len(operands[0])))]
@@ -374,7 +374,7 @@ def _joined(eq: Equations, operands: Sequence[Dims], dim: int) -> Dims:
 
 
 def _cat_type(args: Args) -> TensorType:
-    """Return the type of a concatenation: shapes agree except in one dimension, which is summed."""
+    """Return the type of a concatenation, whose shapes agree except in one dimension."""
     tensors, dim = real(*listed(args, "tensors")), number(args, "dim", 0, int)
     rank = len(tensors[0].shape)
     certain(rank >= 2, -rank <= dim < rank, *(len(t.shape) == rank for t in tensors))
@@ -387,7 +387,7 @@ def _cat_type(args: Args) -> TensorType:
 
 
 def _stacked_axes(eq: Equations) -> list[Dims]:
-    """Relate the axes of ``hstack``, ``vstack``, …: operands gain dimensions, then concatenate."""
+    """Relate the axes of ``hstack`` and similar: add dimensions to operands and concatenate."""
     unit = Fixed(1)
     operands = [o or [unit] for o in eq.layouts()]
     match eq.node.op:
@@ -425,7 +425,7 @@ def _pairs_axes(eq: Equations) -> list[Dims]:
 
 
 def _stack_axes(eq: Equations) -> list[Dims]:
-    """Unify operands; a new dimension counts them."""
+    """Unify the operands; the result has a new dimension with one position for each operand."""
     operands = eq.layouts()
     for other in operands[1:]:
         eq.agree(operands[0], other)
@@ -436,7 +436,7 @@ def _stack_axes(eq: Equations) -> list[Dims]:
 
 # -- split ----------------------------------------------------------------------------------------
 def _split_axes(eq: Equations) -> list[Dims]:
-    """Cut a dimension at the sizes of the parts, which are recomputed after a cut of the axis."""
+    """Divide a dimension into parts; a cut of the axis recomputes the sizes of the parts."""
     x, dim = eq.along()
     parts = eq.cut_all(x[dim], [t.shape[dim] for t in eq.node.types])
     if parts is None:
@@ -450,8 +450,8 @@ def _split_spelling(default: int = 0) -> Callable[[Spelling], Call]:
     """Return a rule that writes an operator as a split into parts of given sizes.
 
     Args:
-        default: Dimension to split if the operator has no such argument; a vector's only dimension
-            is always 0.
+        default: Dimension to split if the operator does not have an argument for it. A vector is
+            always split along dimension 0.
     """
 
     def spelling(call: Spelling) -> Call:
@@ -502,7 +502,7 @@ _JOINED_AND_SPLIT = {
 
 # -- padding --------------------------------------------------------------------------------------
 def _pad_axes(eq: Equations) -> list[Dims]:
-    """Add terms for the padding before and after; on channels they are axes like others."""
+    """Relate the axes of padding: a dimension becomes a sum with the padding before and after."""
     x = eq.arg("self")
     value = eq.node.arg("pad")
     listed = value if isinstance(value, tuple) else ()

@@ -1,4 +1,4 @@
-"""Initial values of leaves: torch.nn's defaults, and values that make an operator the identity."""
+"""Initial values of parameters and buffers: the defaults of torch.nn, and the identity."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Identity: TypeAlias = "Mapping[str, Start] | str"
 
 @dataclass(frozen=True, slots=True)
 class Initialiser:
-    """Initialiser of a leaf: ``uniform`` in ±``scale``, or ``normal``."""
+    """Initialiser of a parameter: ``uniform`` in ±``scale``, or ``normal``."""
 
     kind: InitialiserKind
     scale: float = 1.0
@@ -33,5 +33,5 @@ SMALL = Initialiser("normal", 0.02)
 
 
 def leafless_identity(_graph: ArchGraph, _node: Node) -> Identity:
-    """Return no leaves: an operator without leaves is the identity from the start, if ever."""
+    """Return an empty dict, for operators without parameters that are the identity."""
     return {}

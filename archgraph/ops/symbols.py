@@ -28,10 +28,10 @@ def size_of(expression: sympy.Expr, names: Mapping[str, str]) -> Size:
 
     Args:
         expression: The expression.
-        names: Names of open sizes, by symbol.
+        names: Dict from symbols to the names of open sizes.
 
     Raises:
-        ValueError: If it contains anything except sums, products and quotients of open sizes.
+        ValueError: If the expression is not built from sums, products and quotients of open sizes.
 
     Example:
         >>> a, b = sympy.symbols("a b")
@@ -43,7 +43,7 @@ def size_of(expression: sympy.Expr, names: Mapping[str, str]) -> Size:
 
 
 def _fraction(expression: sympy.Expr, names: Mapping[str, str]) -> tuple[Size, Size]:
-    """Return dividend and divisor; rational numbers may occur anywhere in the expression."""
+    """Return numerator and denominator of an expression that may contain rational numbers."""
     match expression:
         case sympy.Rational():
             return int(expression.p), int(expression.q)
@@ -75,13 +75,14 @@ def symbolic_type(
 ) -> ResultType:
     """Infer the type of an operator's result with its meta kernel on symbolic sizes.
 
-    1. Make each open size a symbol with the example's value as its hint, which the kernel's
-       conditions use. Equal values are made different.
-    2. Convert the result's sizes, which are expressions of symbols.
-    3. If a symbol has become a number or another symbol, the result does not hold for all values.
+    1. Replace each open size by a symbol. The symbol has the value of the example as a hint, with
+       which the kernel evaluates conditions. Symbols with equal values get different hints.
+    2. Convert the sizes of the result, which are expressions of symbols.
+    3. If the kernel has replaced a symbol by a number or another symbol, the result does not hold
+       for all values of the sizes.
 
     Raises:
-        GraphError: If the arguments do not fit, or fit only for some values.
+        GraphError: If the arguments do not fit, or if they fit only for some values of the sizes.
         NotImplementedError: If the operator has no meta kernel.
     """
     env = ShapeEnv(duck_shape=False, specialize_zero_one=False)

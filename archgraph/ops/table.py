@@ -1,4 +1,4 @@
-"""The operator table: an operator's row, and facts about a graph that follow from rows."""
+"""Look up operators in the operator table, and compute properties of graphs from the table."""
 
 from __future__ import annotations
 
@@ -92,7 +92,10 @@ def base(op: str) -> str:
 
 @functools.cache
 def row(op: str) -> Operator:
-    """Return an operator's row; pointwise ATen operators share one, unknown ones pin all axes.
+    """Return the row of an operator.
+
+    Elementwise ATen operators without an own row share a row. The row of unknown operators pins
+    all axes.
 
     >>> row("aten.conv2d").weighted, row("aten.tanh").pointwise
     (True, True)
@@ -112,7 +115,7 @@ def _listed(op: str) -> Operator | None:
 
 
 def operator_family(op: str) -> str:
-    """Return an operator's family, one of :data:`FAMILIES`; empty if it is in none of them.
+    """Return an operator's family, one of :data:`FAMILIES`; empty if it does not have a family.
 
     >>> [operator_family(f"aten.{op}") for op in ("conv2d", "add.Tensor", "max_pool2d")]
     ['convolution', 'join', 'pooling']
@@ -126,12 +129,12 @@ def operator_family(op: str) -> str:
 
 
 def call_row(op: str) -> Operator:
-    """Return the row for calls of an operator, including operators that graphs do not contain."""
+    """Return the row of an operator, which may be one that only occurs during captures."""
     return _listed(op) or Operator()
 
 
 def growth(op: str) -> Growth:
-    """Return how an operator treats repeated positions.
+    """Return the effect of repeated channels on an operator.
 
     >>> growth("aten.relu").idempotent, growth("aten.softmax.int").repeats
     (True, 'never')
@@ -148,7 +151,7 @@ def known(op: str) -> bool:
 
 # -- calls ------------------------------------------------------------------------------------
 def canonical(call: Spelling) -> Call:
-    """Return one spelling for equivalent calls, with every implicit size written out."""
+    """Return the canonical form of a call, in which implicit sizes are explicit."""
     if alias := ROWS.get(call.op.removeprefix("aten."), Operator()).alias:
         target = f"aten.{alias}"
         # Arguments correspond by position; names differ (swapaxes' `axis0` is transpose's `dim0`).
@@ -167,7 +170,7 @@ def is_identity(op: str, args: Mapping[str, Value]) -> bool:
 
 
 def functional(op: str) -> str:
-    """Return the functional form of an in-place operator if it has another name; else empty."""
+    """Return the name of the functional form of an in-place operator; empty if it is the same."""
     return ROWS.get(op.removeprefix("aten."), Operator()).functional
 
 
@@ -181,16 +184,17 @@ def draws(op: str) -> bool:
 
 
 def impossible(node: Node) -> str:
-    """Return why an operator cannot run at a node's sizes; empty if it can."""
+    """Return the reason why an operator cannot run at a node's sizes; empty if it can run."""
     known = row(node.op).impossible
     return known(node) if known is not None else ""
 
 
 # -- leaves and operators of a graph ------------------------------------------------------------
 def initialiser(graph: ArchGraph, param: Param) -> Initialiser | None:
-    """Return the initialiser of a leaf from the operator that uses it; None if none defines one.
+    """Return the initialiser of a parameter or buffer, from the operator that uses it.
 
-    A leaf that forward itself assigns (a counter) starts at zero.
+    None if the operator does not define an initialiser. A buffer that forward assigns, such as a
+    counter, starts at zero.
     """
     for user in graph.leaf_users.get(param.name, ()):
         node = graph.node[user]
@@ -208,9 +212,10 @@ def initialiser(graph: ArchGraph, param: Param) -> Initialiser | None:
 
 
 def _leaf_shapes(graph: ArchGraph, node: Node) -> Shapes:
-    """Return shapes of the leaves that an operator uses, by argument (``params.0`` in a list).
+    """Return a dict from arguments to the shapes of the parameters that an operator uses.
 
-    ``weight`` is the leaf that it multiplies by.
+    The key of a parameter in a list is, for example, ``params.0``. ``weight`` is the parameter with
+    which the operator multiplies.
     """
     shapes = {
         argument if item is value else f"{argument}.{index}": graph.param[item.name].shape
@@ -239,7 +244,7 @@ def variances(graph: ArchGraph) -> tuple[str, ...]:
 
 @per_graph
 def counters(graph: ArchGraph) -> Mapping[str, int]:
-    """Return the integer buffers that each forward pass in training increments, with the step."""
+    """Return a dict from integer buffers to the step by which forward increments them."""
     steps = {}
     for buffer, value in graph.updates:
         value = value.train if isinstance(value, Mode) else value
@@ -252,7 +257,7 @@ def counters(graph: ArchGraph) -> Mapping[str, int]:
 
 
 def normalisation(graph: ArchGraph) -> tuple[str, ...]:
-    """Return all leaves of norm operators: affine parameters, statistics and their counters."""
+    """Return all parameters and buffers of norms: weights, biases, statistics and counters."""
     norms = (n for n in graph.nodes if row(n.op).normalises)
     # The first operand is the normalised one: it may be a leaf, too.
     leaves = (v.name for n in norms for v in [*n.operands()][1:] if isinstance(v, Leaf))
@@ -260,7 +265,7 @@ def normalisation(graph: ArchGraph) -> tuple[str, ...]:
 
 
 def counted_macs(operator: Counted) -> Amount:
-    """Return an operator's multiply–accumulates for one example, 0 if it has none."""
+    """Return the multiply–accumulates of an operator for one example."""
     count = row(operator.node.op).macs
     return count(operator) if count is not None else 0
 
@@ -273,9 +278,9 @@ def macs(graph: ArchGraph, node: Node) -> int:
 
 
 def backward(node: Node) -> Backward:
-    """Return how autograd treats an operator.
+    """Return the tensors that autograd saves for an operator.
 
-    An operator without such facts counts as if all its operands and results were saved.
+    If the row of an operator does not list them, all operands and results are counted as saved.
 
     >>> backward(Node("y", "aten.relu")).results, backward(Node("y", "aten.special_erfcx")).checked
     ((0,), False)
@@ -299,7 +304,7 @@ def layer(graph: ArchGraph, node: Node) -> TorchLayer | None:
 
 
 def offset(node: Node) -> bool:
-    """Return whether an operator adds or pads with a constant, which a factor would not scale."""
+    """Return whether an operator adds a constant or pads with one."""
     numbers = (v for k, v in node.args if k in ("other", "value") and isinstance(v, (int, float)))
     return any(number != 0 for number in numbers)
 

@@ -1,9 +1,9 @@
-"""Closed-form result types for the common cases of the most frequent operators.
+"""Formulas for the result types of frequent operators in common cases.
 
-The first call of many meta kernels imports PyTorch's compiler and a computer algebra system, which
-takes longer than all other work on a small network. Each function returns the type that the meta
-kernel would return, or raises :class:`Uncertain`: then the kernel decides, and reports errors.
-Arguments are patterns (:func:`archgraph.ops.infer.pattern`).
+The first call of many meta kernels imports PyTorch's compiler and a computer algebra system. For a
+small network, this takes longer than all other work. Each rule returns the type that the meta
+kernel would return, or raises :class:`Uncertain`. In this case the kernel computes the type and
+reports errors. Arguments are patterns (:func:`archgraph.ops.infer.pattern`).
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ _REAL = frozenset({"float32", "float64", "float16", "bfloat16"})
 
 
 class Scalar(NamedTuple):
-    """A plain argument with its class, so that equal numbers of different classes differ."""
+    """An argument that is not a tensor, with its class, so that 1 and 1.0 differ."""
 
     kind: type
     value: Any
 
 
 class Uncertain(Exception):
-    """No closed form covers this case: the kernel has to decide."""
+    """Raised if no formula covers a case, so that the kernel must compute the type."""
 
 
 def certain(*facts: object) -> None:
-    """Raise :class:`Uncertain` unless all facts hold."""
+    """Raise :class:`Uncertain` if one of the conditions does not hold."""
     if not all(facts):
         raise Uncertain
 
@@ -44,12 +44,12 @@ def real(*values: object) -> list[TensorType]:
 
 
 def plain_value(value: object) -> Any:
-    """Return the value of a plain argument; Ellipsis for other arguments."""
+    """Return the value of an argument that is not a tensor; Ellipsis for other arguments."""
     return value.value if isinstance(value, Scalar) else ...
 
 
 def number(args: Args, name: str, default: object, kind: type) -> Any:
-    """Return an argument whose type is exactly ``kind``, or the default if it is missing."""
+    """Return an argument of exactly the type ``kind``, or the default if it is missing."""
     value = plain_value(args[name]) if name in args else default
     # Exactly this class: isinstance(True, int) holds, but kernels treat bools differently.
     certain(type(value) is kind)
@@ -66,7 +66,7 @@ def listed(args: Args, name: str) -> tuple[object, ...]:
 
 
 def ints(args: Args, name: str, count: int, default: int) -> tuple[int, ...]:
-    """Return one integer per dimension, from a list with one for all or one for each."""
+    """Return an integer for each dimension; a list of one integer applies to all dimensions."""
     if name not in args:
         return (default,) * count
     values = [plain_value(v) for v in listed(args, name)]
@@ -75,7 +75,7 @@ def ints(args: Args, name: str, count: int, default: int) -> tuple[int, ...]:
 
 
 def optional(args: Args, names: Iterable[str], shape: SymbolicShape, dtype: str) -> None:
-    """Require tensors to be absent, or of the given shape and dtype."""
+    """Require tensors to be missing, or to have the given shape and dtype."""
     for value in map(args.get, names):
         certain(value is None or plain_value(value) is None or value == TensorType(shape, dtype))
 
@@ -88,7 +88,7 @@ def positive(sizes: Sequence[Size]) -> list[int]:
 
 
 def broadcast(shapes: Iterable[SymbolicShape]) -> SymbolicShape:
-    """Return the shape that several shapes broadcast to."""
+    """Return the shape to which several shapes are broadcast."""
     result: list[Size] = []  # last dimension first
     for shape in shapes:
         result += [1] * (len(shape) - len(result))

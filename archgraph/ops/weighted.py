@@ -1,4 +1,4 @@
-"""Shared rules of layers with a weight and a bias: sums over the weight, zeros, initial values."""
+"""Functions that layers with a weight and a bias share: sums, zeros, initial values."""
 
 from __future__ import annotations
 
@@ -17,18 +17,23 @@ OUT_IN = {"weight": ("out", "in", "kernel", "kernel", "kernel"), "bias": ("out",
 
 
 def contract_weight(eq: Equations, layout: Layout, side: int, channel: int) -> None:
-    """Sum over a weight: exact for a leaf, which is masked; a computed weight may be nonzero."""
+    """Record a sum over a weight.
+
+    A parameter is zero at masked positions, but a computed weight may be nonzero.
+    """
     operands = [(eq.node.arg("input"), channel), (eq.node.arg("weight"), side)]
     eq.contract(layout, operands, eq.node.op.split(".")[1])
 
 
 def masked_outputs(eq: Equations, dims: Dims, channel: int) -> list[Dirt]:
-    """Return the dirt of a layer: its weight and bias are zero on masked outputs.
+    """Return the layouts at whose masked positions a layer's result may be nonzero.
+
+    Masked outputs are zero, because their weights and biases are zero.
 
     Args:
         eq: The current operator.
         dims: Layouts of its result.
-        channel: Dimension of the result that counts outputs; negative if there is none.
+        channel: Dimension of the result with the outputs; negative if there is none.
     """
     activation, weight = eq.node.arg("input"), eq.node.arg("weight")
     rest = [d for i, d in enumerate(dims) if i != channel]

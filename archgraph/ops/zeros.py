@@ -1,10 +1,11 @@
-"""Propagation of zeros: whether a sum over an axis is exact when positions are masked.
+"""Compute the axes at whose masked positions the results of operators are zero.
 
-Masking sets dropped positions of leaves to zero. A sum over the axis equals the cut network's sum
-only if the summed *result* is zero there, too. Each function returns, for every result of the
-current operator, the layouts at whose masked positions it may be nonzero (its dirt); layouts that
-are not listed are certainly zero. An axis in two dimensions of one result is listed if either needs
-it. Zero means arbitrarily small: functions that jump at zero (``sign``, ``!=``) do not keep it.
+Masking sets the removed positions of all parameters to zero. A sum over an axis equals the sum in
+the cut network only if the summed values are also zero at these positions. Each function returns
+the *dirt* of every result of the current operator: the layouts at whose masked positions the result
+may be nonzero. At the masked positions of all other layouts, the result is certainly zero. If an
+axis occurs in two dimensions of a result, it is listed if this is necessary for one of them. Zero
+means arbitrarily small, so functions that jump at zero (``sign``, ``!=``) do not preserve zeros.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ def open_dims(dims: Sequence[Layout]) -> Dirt:
 
 
 def stretched(eq: Equations, value: Value, dims: Dims) -> Dirt:
-    """Return the dirt of an operand when it is broadcast to a result."""
+    """Return the layouts at whose masked positions a broadcast operand may be nonzero."""
     return eq.dirt_of(value) + _missing(eq, value, dims)
 
 
 def _missing(eq: Equations, value: Value, dims: Dims) -> Dirt:
-    """Return the dimensions along which a broadcast operand is constant, since it lacks them."""
+    """Return the dimensions of a result that a broadcast operand does not have."""
     dims_of = eq.of(value)
     lead = len(dims) - len(dims_of)
     return open_dims(
@@ -40,17 +41,20 @@ def _missing(eq: Equations, value: Value, dims: Dims) -> Dirt:
 
 
 def never(eq: Equations, results: list[Dims]) -> list[Dirt]:
-    """Return dirt everywhere: nothing is known to be zero."""
+    """Return all layouts of the results: they may be nonzero at all masked positions."""
     return [open_dims(dims) for dims in results]
 
 
 def always(eq: Equations, results: list[Dims]) -> list[Dirt]:
-    """Declare that every removed position of the results is zero."""
+    """Return no layouts: the results are zero at all masked positions."""
     return [() for _ in results]
 
 
 def first(eq: Equations, results: list[Dims]) -> list[Dirt]:
-    """Return the first operand's dirt; results that are positions (integers) are all dirt."""
+    """Return the layouts at whose masked positions the first operand may be nonzero.
+
+    If an operator also returns integers (indices), these may be nonzero at all masked positions.
+    """
     operands = eq.operands()
     dirt = eq.dirt_of(operands[0]) if operands else ()
     floating = [torch_dtype(t.dtype).is_floating_point for t in eq.node.types]
@@ -62,13 +66,16 @@ def first(eq: Equations, results: list[Dims]) -> list[Dirt]:
 
 
 def every(eq: Equations, results: list[Dims]) -> list[Dirt]:
-    """Return all operands' dirt: zero where all operands are."""
+    """Return the layouts at whose masked positions any of the operands may be nonzero."""
     dirt = tuple(d for v in eq.operands() for d in eq.dirt_of(v))
     return [dirt] * len(results)
 
 
 def some(eq: Equations, results: list[Dims]) -> list[Dirt]:
-    """Return the dirt of sums of products: zero where one of the operands is."""
+    """Return the layouts at whose masked positions sums of products of operands may be nonzero.
+
+    The sums are zero where one of the operands is zero.
+    """
     return [product_dirt(eq, eq.operands(), dims) for dims in results]
 
 
@@ -78,7 +85,10 @@ def _occurrences(eq: Equations, dims: Dims) -> Counter[Var]:
 
 
 def product_dirt(eq: Equations, operands: Sequence[Value], dims: Dims) -> Dirt:
-    """Return the dirt of a result that sums products: axes at which no operand is zero."""
+    """Return the axes at whose masked positions a sum of products may be nonzero.
+
+    These are the axes for which none of the operands is zero.
+    """
     count = _occurrences(eq, dims)
     if not count:
         return ()

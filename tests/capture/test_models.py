@@ -206,7 +206,7 @@ def test_leaves_read_past_the_module_are_leaves(hold):
 
 
 def test_the_data_of_a_parameter_is_not_the_parameter():
-    with pytest.raises(ag.TraceError, match="shares memory with a leaf that changes"):
+    with pytest.raises(ag.TraceError, match="shares memory with a tensor that changes"):
         ag.trace(Elsewhere(lambda net: [net.weight.data, net.layer.bias, net.count]), X)
 
 

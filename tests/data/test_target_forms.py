@@ -249,7 +249,7 @@ def test_dictionaries_are_refused_with_what_to_do_instead(form: str) -> None:
     columns = {"at": INPUTS[:, :2], "of": ONE}
     part = {"items": Items(lambda i: rows[i]), "rows": (INPUTS, rows), "columns": (INPUTS, columns)}
     with pytest.raises(
-        DataError, match=r"is a dictionary; found at, of; .* pad its tensors to one"
+        DataError, match=r"is a dictionary; found at, of; .* combine its tensors into one"
     ):
         dataset_of((part[form], part[form]))
 

@@ -240,7 +240,7 @@ STREAMS: dict[str, tuple[Any, str]] = {
         "public: examples of a stream can be neither held out .*; name a data set instead",
     ),
     "statistics of training examples": (
-        lambda: streams().train.examples([3]), "examples of a stream have no positions"
+        lambda: streams().train.examples([3]), "examples of a stream cannot be indexed"
     ),
 }  # fmt: skip
 

@@ -239,16 +239,16 @@ TARGETS: dict[str, tuple[Any, str | None, int, str]] = {
         None,
         3,
         "data: train[0]: target: is a dictionary; found boxes, labels; expected one tensor for "
-        "each example; pad its tensors to one of the same shape for all examples, and take it "
-        'apart in your own objective: task: {objective: "python:losses:mine"}',
+        "each example; combine its tensors into one tensor of the same shape for all examples, and "
+        'split it in your own objective: task: {objective: "python:losses:mine"}',
     ),
     "a list of dictionaries for an example": (
         Items(lambda _: [BOXES, BOXES]),
         "regression",
         3,
         "data: train[0]: target: is a dictionary; found boxes, labels; expected one tensor for "
-        "each example; pad its tensors to one of the same shape for all examples, and take it "
-        'apart in your own objective: task: {objective: "python:losses:mine"}',
+        "each example; combine its tensors into one tensor of the same shape for all examples, and "
+        'split it in your own objective: task: {objective: "python:losses:mine"}',
     ),
     "a tuple of tensors": (
         Items(lambda i: (ONE[i], INPUTS[i])),

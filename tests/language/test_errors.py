@@ -297,7 +297,7 @@ def test_the_good_model_is_good() -> None:
          f"expected [batch, position, feature]{IN_BLOCK}"),
         # bounds
         ("width: 4", "width: 2000000000",
-         "m.yaml:10: blocks.b.steps[0].conv: leaf too large; found [2000000000, 3, 3, 3]; "
+         "m.yaml:10: blocks.b.steps[0].conv: tensor too large; found [2000000000, 3, 3, 3]; "
          f"expected at most 8589934592 elements{IN_BLOCK}"),
         # choices
         ("[1, 2, 3]", "[2, 3]",

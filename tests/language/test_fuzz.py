@@ -100,10 +100,10 @@ def test_the_tiny_model_is_sound(tmp_path: Path) -> None:
 
 FAULTS = [
     # names
-    (("fc.weight", "@'a\" or b'"), "leaf with an invalid name"),
-    (("fc.weight", "@'a\\\\'"), "leaf with an invalid name"),
-    (("fc.weight", "fc..weight"), "leaf with an invalid name"),
-    (("fc.weight", "fc"), "fc.steps: leaf inside another leaf; found fc"),
+    (("fc.weight", "@'a\" or b'"), "tensor with an invalid name"),
+    (("fc.weight", "@'a\\\\'"), "tensor with an invalid name"),
+    (("fc.weight", "fc..weight"), "tensor with an invalid name"),
+    (("fc.weight", "fc"), "fc.steps: tensor and module with the same path; found fc"),
     (("fc.weight", "@'\\ud800'"), "has an unpaired surrogate"),
     (('"tiny"', '"\\ud800"'), "invalid Unicode character"),
     (('"x": "%x"', '"class": "%x"'), "argument of forward must be an identifier; found class"),
@@ -148,7 +148,7 @@ FAULTS = [
     (("%x: float32[batch, 2]", f"%x: float32[{'1, ' * 40}1]"),
      f"%x: too many dimensions; found 41; expected at most {LIMITS.rank}"),
     (("fc.weight: float32[4, 2]", "fc.weight: float32[4000000, 2000000]"),
-     f"fc.weight: leaf too large; found float32[4000000, 2000000]; "
+     f"fc.weight: tensor too large; found float32[4000000, 2000000]; "
      f"expected at most {LIMITS.leaf_elements} elements"),
 ]  # fmt: skip
 
@@ -176,7 +176,7 @@ def test_results_are_counted_before_they_are_made() -> None:
 
 
 def test_no_name_of_a_file_runs_as_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SpecError, match="leaf with an invalid name"):
+    with pytest.raises(SpecError, match="tensor with an invalid name"):
         ag.build(load(tmp_path, ("fc.weight", '@\'x", 0) or print("ran") or ("\'')))
     assert not capsys.readouterr().out
 

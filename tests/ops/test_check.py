@@ -24,16 +24,16 @@ def test_a_sound_graph_passes():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"params": (W, W)}, "w: leaf defined twice"),
-        ({"params": (dataclasses.replace(W, aliases=("w",)),)}, "defined twice"),
-        ({"params": ()}, "%y: uses a leaf that does not exist; found w"),
+        ({"params": (W, W)}, "w: two tensors with the same name"),
+        ({"params": (dataclasses.replace(W, aliases=("w",)),)}, "same name"),
+        ({"params": ()}, "%y: uses a tensor that does not exist; found w"),
         ({"params": (Param("w", TensorType((3, -1), "float32")),)}, "invalid size"),
-        ({"params": (Param("w", TensorType((2**21, 2**21), "float32")),)}, "leaf too large"),
+        ({"params": (Param("w", TensorType((2**21, 2**21), "float32")),)}, "tensor too large"),
         (
             {"params": (Param("w", TensorType((1,) * 33, "float32")),)},
             "w: too many dimensions; found 33; expected at most 32",
         ),
-        ({"params": (W, Param("c", T, "constant"))}, "c: leaf with an invalid size"),
+        ({"params": (W, Param("c", T, "constant"))}, "c: tensor with an invalid size"),
         (
             {"params": (W, Param("c", TensorType((1,), "float32"), "constant"))},
             "c: constant without a value",

@@ -9,7 +9,7 @@ from torch import nn
 
 from tests.capture.hostile.table import net
 
-SHARED = "shares memory with a leaf that changes"
+SHARED = "shares memory with a tensor that changes"
 
 
 @net(refused=rf"head\.weight: {SHARED}.*found the memory of layer\.weight")
