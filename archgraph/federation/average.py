@@ -1,7 +1,7 @@
 """Create clients' tasks from the global model, average their results, and list the tested models.
 
 Most methods call these functions and change a detail: the task from :func:`part`, the weights in
-    :func:`covered_mean`, or the models from :func:`by_tier`.
+:func:`covered_mean`, or the models from :func:`by_tier`.
 """
 
 from __future__ import annotations
