@@ -16,8 +16,9 @@ from archgraph.graph.ir import ArchGraph, per_graph
 from archgraph.states import State
 
 VERSION = "version/"
-"""Prefix of the names in ``Outcome.keep`` under which a program keeps the client's own version of
-the model, which is tested on the client's data."""
+"""Prefix of names in ``Outcome.keep``. A program stores the weights of a client's personal model
+under names with this prefix, and the engine tests this model on the client's data.
+"""
 
 
 @dataclass(frozen=True)
