@@ -674,7 +674,7 @@ sections:
         (
             FLAT,
             "digits -> mnist",
-            "new.yaml:3: family: model: the model does not take this data; found "
+            "new.yaml:3: family: model: the model's inputs do not fit the data; found "
             "float32[batch, 1, 28",
         ),
         (
@@ -701,7 +701,7 @@ sections:
         (
             WORDS.replace("linear: 10", "linear: 33278"),
             "digits -> wikitext2",
-            "the model does not know these words; found the number 33277",
+            "the model's embedding has too few rows for the vocabulary; found token 33277",
         ),
         (
             WORDS.replace("count: 10", "count: 33278"),

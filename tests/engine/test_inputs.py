@@ -141,12 +141,12 @@ def test_data_with_one_input_leaves_models_alone():
         ),
         (
             lambda: traced(Two, words=WORDS - 1),
-            "does not know these words; found the number 10, .* at least 11 rows .*data.vocabulary",
+            "too few rows for the vocabulary; found token 10.* at least 11 rows .*data.vocabulary",
         ),
-        (lambda: traced(One, words=5), "does not know these words"),
+        (lambda: traced(One, words=5), "has too few rows for the vocabulary"),
         (
             lambda: traced(Two, dtype=torch.float32),
-            "does not take this data; .*attention_mask int64.*expected .*attention_mask float32",
+            "inputs do not fit the data; .*attention_mask int64.*expected .*attention_mask float32",
         ),
     ],
 )
