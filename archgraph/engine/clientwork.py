@@ -60,7 +60,7 @@ class Returned:
         findings: Values that the strategy's ``examine`` computed from the outcome.
         seconds: Duration of the client's work; with Flower, the time that the server waited.
         bytes_up: Number of bytes that the client returned; None if unknown.
-        change: Norm of the change of the merged tensors; None if no option limits it.
+        change: Size of the change of the merged tensors; None if no option limits it.
         refused: Reason why the update is rejected; None if it is accepted.
     """
 

@@ -43,7 +43,8 @@ class Experiment:
         patience: Number of consecutive rounds without an accepted update after which the run ends.
             It ends at once after a round in which all clients fail.
         privacy: Options of differential privacy. Default: none.
-        bound: Maximum norm of an update, in units of the median of the round. Default: no limit.
+        bound: Maximum size (root mean square) of an update, as a multiple of the median of the
+            round. Default: no limit.
         text: The resolved experiment as YAML, which is written to the run folder.
         facts: Everything that determines the results of the run, as JSON values.
         locating: Returns a context in which errors point at the line of a key in the file.

@@ -361,7 +361,8 @@ MISTAKES = {
         {**own("{dataset: digits}", MODEL.replace("[1, 8, 8]", "[32, 1, 8, 8]"))},
         RUN,
         "experiment.yaml:3: family: tiny: the model's inputs do not fit the data; "
-        "found float32[batch, 1, 8, 8] (digits); expected float32[batch, 32, 1, 8, 8]; write the model's inputs "
+        "found float32[batch, 1, 8, 8] (digits); "
+        "expected float32[batch, 32, 1, 8, 8]; write the model's inputs "
         "without the batch axis: [1, 8, 8]",
     ),
     "a table that is not there": Mistake(
@@ -387,7 +388,8 @@ MISTAKES = {
         own(ROWS, NET.replace("[2]", "[5]")),
         RUN,
         "experiment.yaml:3: family: net: the model's inputs do not fit the data; found "
-        "float32[batch, 2] (rows); expected float32[batch, 5]; a model for this data takes inputs [2]"
+        "float32[batch, 2] (rows); expected float32[batch, 5]; a model for "
+        "this data takes inputs [2]"
         " for each example",
     ),
     "numbers for a model of classes": Mistake(

@@ -571,7 +571,8 @@ MISTAKES: dict[str, tuple[Change, str]] = {
     "too_many_tokens": (
         tokenizer(with_a_token_that_does_not_occur),
         "family: tiny: the model's embedding has too few rows for the vocabulary; "
-        "found token 75, but fewer rows; expected an embedding of at least 76 rows (rows); use the model's own "
+        "found token 75, but fewer rows; "
+        "expected an embedding of at least 76 rows (rows); use the model's own "
         "tokenizer, or enlarge its embedding",
     ),
     "longer_than_the_model": (

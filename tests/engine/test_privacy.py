@@ -237,7 +237,7 @@ def test_a_part_that_follows_from_data_is_refused_while_it_is_averaged():
         (
             "{fedin: {weights: uniform, after: head.linear1, before: head.linear3}}",
             "",
-            "uses more of clients' results than it averages",
+            "uses more of clients' results than their mean",
         ),
         ("{fedadp: {}}", "", "a weight of .*; set `weights: uniform`"),
         (  # all at once

@@ -61,7 +61,7 @@ def test_counters_advance_by_the_steps_done(net):
     for advance in (0, 1, 30):
         check_ranges(net, sent, state(net, _1_num_batches_tracked=5 + advance), 30)
     for advance, found in ((-1, "-1"), (31, r"\+31")):
-        with pytest.raises(RejectedUpdate, match=f"found {found}; expected an advance of 0 to 30"):
+        with pytest.raises(RejectedUpdate, match=f"found {found}; expected an increase of 0 to 30"):
             check_ranges(net, sent, state(net, _1_num_batches_tracked=5 + advance), 30)
 
 

@@ -439,7 +439,7 @@ def test_public_examples_belong_to_no_client():
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({}, "public: fedmd learns from examples that every client has.*public: 200"),
+        ({}, "public: fedmd needs public examples, which every client has.*public: 200"),
         ({"public": 60}, "public: leaves no examples to train on"),
         (
             {"public": {"dataset": "digits", "limit": 5}, "strategy": {"fedavg": {}}},
