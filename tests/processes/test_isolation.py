@@ -119,7 +119,7 @@ SPOILT: dict[str, tuple[Callable[[Outcome], Outcome], str]] = {
     ),
     "metric without a name": (
         lambda o: replace(o, metrics={1: 0.5}),  # type: ignore[dict-item]  # wrong
-        "Outcome.metrics: a name in it: returned the wrong type; found int; expected text",
+        "Outcome.metrics: a key: returned the wrong type; found int; expected text",
     ),
     "metric of another name": (
         lambda o: replace(o, metrics={"client": 9.0}),
