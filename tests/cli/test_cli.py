@@ -696,7 +696,7 @@ sections:
         (
             FLAT,
             "rounds: 2 -> rounds: 2\nevaluate: {statistics: 50}",
-            "evaluate.statistics: changes nothing: no model is tested with running statistics",
+            "evaluate.statistics: changes nothing: no model is tested with recomputed running statistics",
         ),
         (
             WORDS.replace("linear: 10", "linear: 33278"),

@@ -301,8 +301,8 @@ MISTAKES = {
     "more clients than there are": Mistake(
         experiment("rounds: 2", "rounds: 2\nsample: 9"),
         RUN,
-        "experiment.yaml:7: sample: more clients in a round than there are; found 9; expected"
-        " 1...4, or a share written with a point",
+        "experiment.yaml:7: sample: more clients in a round than the family has; found 9; expected"
+        " 1...4, or a fraction with a decimal point",
     ),
     "a misspelt task": Mistake(
         experiment("rounds: 2", "rounds: 2\ntask: clasification"),

@@ -632,16 +632,16 @@ MISTAKES = (
     Wrong(
         "a server's optimiser where nothing is averaged",
         {"server": "adam", "strategy": {"standalone": {}}},
-        "e.yaml:5: strategy.standalone: has no plain mean of the clients that an optimiser "
-        "could follow; found `server`, with a strategy that merges otherwise, or not at "
-        "all; remove it, or choose a strategy that averages (fedavg, heterofl, fedrolex, …)",
+        "e.yaml:5: strategy.standalone: does not average the clients' weights, so a server "
+        "optimiser cannot be used; found `server`; remove `server`, or choose a strategy that "
+        "averages (fedavg, heterofl, …)",
     ),
     Wrong(
         "a server's optimiser where it is done otherwise",
         {"server": "adam", "strategy": {"fiarse": {}}},
-        "e.yaml:5: strategy.fiarse: has no plain mean of the clients that an optimiser "
-        "could follow; found `server`, with a strategy that merges otherwise, or not at "
-        "all; remove it, or choose a strategy that averages (fedavg, heterofl, fedrolex, …)",
+        "e.yaml:5: strategy.fiarse: does not average the clients' weights, so a server "
+        "optimiser cannot be used; found `server`; remove `server`, or choose a strategy that "
+        "averages (fedavg, heterofl, …)",
     ),
 )
 

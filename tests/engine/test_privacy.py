@@ -246,7 +246,7 @@ def test_a_part_that_follows_from_data_is_refused_while_it_is_averaged():
             r"found a weight of 60 and rows that its labels select and running statistics \(.*; "
             "set `weights: uniform` and `label_rows: false` and `norm: static` or `norm: local`",
         ),
-        ("{standalone: {}}", "", "the strategy does not average .*found `privacy`"),
+        ("{standalone: {}}", "", "the strategy does not only average .*found `privacy`"),
     ],
 )
 def test_who_cannot_keep_the_promise_is_refused_before_the_first_round(strategy, norm, reason):

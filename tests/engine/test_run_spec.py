@@ -234,7 +234,7 @@ def test_killed_run_resumes_to_the_same_bits(write, tmp_path, delay, strategy):
 BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"strategy": {"hetrofl": {}}}, SpecError, "did you mean 'heterofl'"),
     ({"strategy": {"heterofl": {"skaler": True}}}, SpecError, "did you mean 'scaler'"),
-    ({"sample": 6}, RunError, "sample: more clients in a round than there are; found 6"),
+    ({"sample": 6}, RunError, "sample: more clients in a round than the family has; found 6"),
     (
         {"engine": {"device": "warp"}},
         RunError,

@@ -186,9 +186,9 @@ TARGETS: dict[str, tuple[Any, str | None, int, str]] = {
         HOT,
         "classification",
         3,
-        "experiment: task: classification does not learn such targets; found targets int64 "
-        "[example, 3] (data); expected int64, one class for each example; for the class of the "
-        "largest, as in one-hot rows, targets.argmax(1); for soft labels write task: {objective: "
+        "experiment: task: classification cannot learn these targets; found targets int64 "
+        "[example, 3] (data); expected int64, one class for each example; for one-hot rows, pass "
+        "targets.argmax(1); for soft labels, write task: {objective: "
         '"python:losses:soft"}, a function of outputs and targets such as '
         "torch.nn.functional.cross_entropy",
     ),
@@ -196,16 +196,16 @@ TARGETS: dict[str, tuple[Any, str | None, int, str]] = {
         INPUTS[:, 0],
         "classification",
         3,
-        "experiment: task: classification does not learn such targets; found targets float32 "
+        "experiment: task: classification cannot learn these targets; found targets float32 "
         "[example] (data); expected int64, one class for each example; write task: regression",
     ),
     "soft labels": (
         (SEVERAL / 2).float(),
         "classification",
         3,
-        "experiment: task: classification does not learn such targets; found targets "
-        "float32 [example, 3] (data); expected int64, one class for each example; for the"
-        " class of the largest, as in one-hot rows, targets.argmax(1); for soft labels "
+        "experiment: task: classification cannot learn these targets; found targets "
+        "float32 [example, 3] (data); expected int64, one class for each example; for one-hot "
+        "rows, pass targets.argmax(1); for soft labels, "
         'write task: {objective: "python:losses:soft"}, a function of outputs and targets'
         " such as torch.nn.functional.cross_entropy",
     ),
