@@ -36,10 +36,10 @@ def check_private(experiment: Experiment, state: ServerState) -> None:
             entry = task.transfer.entries.get(name) if task.transfer else None
             if before.setdefault((task.client, name), entry) != entry:
                 raise RunError(
-                    "private tensors belong to another part of the global model in each round",
+                    "private tensors belong to other parts of the global model in each round",
                     where=where,
                     found=name,
-                    hint="give clients fixed parts of the model, or do not keep this tensor private",
+                    hint="give clients fixed parts of the model, or share this tensor",
                 )
     for pattern in patterns:
         if pattern not in names and not fnmatch.filter(names, pattern):

@@ -692,11 +692,11 @@ sections:
         (FLAT, "heterofl -> fedavg", "FedAvg averages one architecture"),
         (FLAT, "scheme: iid -> scheme: iid, shares: {hal: 0.5}", "hal"),
         (FLAT, "scheme: iid -> scheme: classes, per_client: 11", "per_client"),
-        (FLAT, "rounds: 2 -> rounds: 2\nsample: 9", "sample: more clients in a round than there"),
+        (FLAT, "rounds: 2 -> rounds: 2\nsample: 9", "sample: more clients in a round than the"),
         (
             FLAT,
             "rounds: 2 -> rounds: 2\nevaluate: {statistics: 50}",
-            "evaluate.statistics: changes nothing: no model is tested with recomputed running statistics",
+            "evaluate.statistics: changes nothing: no model is tested with recomputed",
         ),
         (
             WORDS.replace("linear: 10", "linear: 33278"),
