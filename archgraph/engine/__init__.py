@@ -12,7 +12,7 @@ Input: an experiment (a file, a parsed file, or a dict with the same keys), and 
 3. Test the models (``evaluate``, ``testing``) if a test is due, and record the round's metrics.
 
 Output: a ``Run`` (``local``) with the last server state and the metrics of each round, and a run
-    folder.
+folder.
 
 Invariants of all stages:
 

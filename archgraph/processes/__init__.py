@@ -1,7 +1,7 @@
 """Worker processes: parallel calls, with deadlines and limits on memory.
 
 Input: a function and items. Output: each item with the function's result, or with ``Died`` if the
-    call failed, in the order of the items.
+call failed, in the order of the items.
 
 1. ``workers`` chooses the process of each call. Short calls run in this process, unless worker
    processes were requested. Workers are forked where forking is safe: they start in 0.02 s, and
