@@ -217,7 +217,8 @@ class Strategy(ABC):
 
     @property
     def corrected(self) -> str:
-        """Name of the method's own correction of means, which excludes the key ``server``."""
+        """Reason why the method excludes the key ``server``, such as its own correction of
+        means."""
         return ""
 
     @property
