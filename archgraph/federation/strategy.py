@@ -217,8 +217,7 @@ class Strategy(ABC):
 
     @property
     def corrected(self) -> str:
-        """Reason why the method excludes the key ``server``, such as its own correction of
-        means."""
+        """Reason why the method cannot be combined with the key ``server``, if there is one."""
         return ""
 
     @property
