@@ -536,7 +536,7 @@ class Loop:
     # ------------------------------------------------------------ step 8: record
 
     def _keep(self, line: dict[str, Json], change: dict[str, Json] | None) -> None:
-        """Record a round, and end a run that stops early or makes no progress (step 8)."""
+        """Record a round, and end a run that stops early or does not progress (step 8)."""
         self.lines.append(line)
         self._select(line)
         if self.record is not None:

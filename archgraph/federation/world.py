@@ -103,7 +103,7 @@ class Uncounted(tuple[int, ...]):
 
 @dataclass(frozen=True)
 class Client:
-    """What the server knows about a client.
+    """Information that the server has about a client.
 
     Attributes:
         id: Index of the client in ``World.clients``.

@@ -177,7 +177,7 @@ def test_a_model_that_asks_for_something_else_is_refused():
         def forward(self, input_ids, position_ids):
             return self.read(input_ids, position_ids)
 
-    with pytest.raises(RunError, match="an input that the data does not have; found position_ids"):
+    with pytest.raises(RunError, match="the data lacks an input of the model; found position_ids"):
         fitted(traced(Odd), pairs())
     data = pairs()
     with pytest.raises(

@@ -231,7 +231,7 @@ STREAMS: dict[str, tuple[Any, str]] = {
     ),
     "counts of classes": (
         lambda: ag.run(experiment(1, strategy={"fedproto": {}}), data=streams(), progress=False),
-        "strategy.fedproto: needs to know .* are not counted by class",
+        "strategy.fedproto: needs the number of examples per class .* unknown for streams",
     ),
     "public examples": (
         lambda: ag.run(

@@ -218,7 +218,7 @@ def test_a_part_that_follows_from_data_is_refused_while_it_is_averaged():
             private(server, wrong)
     twice = [*made, made[0]._replace(client=1), *made]
     known, server = means(twice)
-    with pytest.raises(RunError, match="client 0: adds to the mean other"):
+    with pytest.raises(RunError, match="client 0: contributes other"):
         known(server, twice)
 
 
@@ -231,7 +231,7 @@ def test_a_part_that_follows_from_data_is_refused_while_it_is_averaged():
         ("{fedavg: {}}", "", "a weight of .*; set `weights: uniform`"),
         ("{heterofl: {}}", "", "rows that its labels select.*`label_rows: false`"),
         ("{fedfa: {weights: uniform}}", "", "norms of its weights.*`scale: false`"),
-        ("{fedfa: {weights: uniform, scale: false, choice: zico}}", "", "asks clients before"),
+        ("{fedfa: {weights: uniform, scale: false, choice: zico}}", "", "sends tasks before"),
         ("{fedavg: {weights: uniform}}", "batch_norm, ", "running statistics .*`norm: static`"),
         ("{nefl: {weights: uniform}}", "batch_norm, ", "running statistics"),
         (
