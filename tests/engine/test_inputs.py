@@ -128,7 +128,7 @@ def test_data_with_one_input_leaves_models_alone():
     own = family(traced(One))
     found, kept = matched(own, data)
     assert found.clients[0].graph is own.clients[0].graph and kept.inputs == ()
-    with pytest.raises(RunError, match=r"this data; found int64\[batch, 6\] \(plain\); "):
+    with pytest.raises(RunError, match=r"the data; found int64\[batch, 6\] \(plain\); "):
         matched(family(traced(Two)), data)
 
 
