@@ -158,7 +158,7 @@ def test_what_does_not_fit_is_said(graph, words):
 def test_words_of_the_test_split_have_to_be_known_too():
     data = pairs()
     larger = dataclasses.replace(data.test, inputs=data.test.inputs + 30)
-    with pytest.raises(RunError, match=f"the number {WORDS + 29}, .*attention_mask up to 1"):
+    with pytest.raises(RunError, match=f"token {WORDS + 29}, .*attention_mask up to 1"):
         matched(family(traced(Two)), dataclasses.replace(data, test=larger))
 
 
