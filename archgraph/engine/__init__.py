@@ -1,28 +1,30 @@
 """Run strategies: prepare an experiment, run its rounds, test its models.
 
-Input: a file, a spec, or a dict with its keys; data, if passed as an argument.
+Input: an experiment (a file, a parsed file, or a dict with the same keys), and optionally data.
 
-1. Prepare (``world``): load method and data, check that they fit, and assign the clients' shares.
-   The result is an ``Experiment``, which is frozen: graphs and weights (its ``World``), data,
-   settings.
+1. Prepare (``world``): load method and data, check that they fit, and distribute the data among the
+   clients. The result is an ``Experiment``, an immutable object with graphs and weights (its
+   ``World``), data and settings.
 2. Run rounds (``rounds``) in sequence. In each round, the strategy sends a ``Task`` to each client.
    A worker process or another machine does the client's work (``clientwork``; the training itself
    is in :mod:`archgraph.federation.training`) and returns its outcome as a ``Result``. The strategy
    reads the results one by one (``stream``) and merges them into the next ``ServerState``.
-3. Test (``evaluate``, ``testing``) when a test is due, and record a line for the round.
+3. Test the models (``evaluate``, ``testing``) if a test is due, and record the round's metrics.
 
-Output: a ``Run`` (``local``): the last server state, a line per round, a folder.
+Output: a ``Run`` (``local``) with the last server state and the metrics of each round, and a run
+folder.
 
 Invariants of all stages:
 
-- All randomness is derived from seed, purpose, round and client: results are bit-identical for any
-  number of workers, and after resuming. Only ``privacy: {entropy: system}`` draws other noise.
-- Nothing unchecked is merged: each update is checked in ``clientwork``, its size relative to the
-  others of the round in ``rounds``, results of strategies and programs in ``returned``.
-- ``check`` covers everything up to the first round, on shapes where possible: few errors are left
-  for later rounds.
+- All random numbers are derived from seed, purpose, round and client. Results are therefore
+  bit-identical for any number of workers, and after resuming. The only exception is the noise of
+  ``privacy: {entropy: system}``.
+- Everything is checked before it is merged: single updates in ``clientwork``, the sizes of a
+  round's updates in ``rounds``, return values of strategies and programs in ``returned``.
+- ``archgraph check`` runs everything up to the first round, on shapes alone where possible, so that
+  few errors can occur later.
 
-Names are imported on first use, because torch and similar libraries take seconds.
+Names are imported on first use, because importing torch and similar libraries takes seconds.
 """
 
 import lazy_loader

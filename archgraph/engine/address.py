@@ -1,4 +1,4 @@
-"""Addresses of models, as users write them."""
+"""Addresses of models in the arguments of commands, such as ``FAMILY:MODEL``."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ WithState: TypeAlias = "tuple[ArchGraph, Mapping[str, Tensor]]"
 
 @dataclass(frozen=True)
 class Address:
-    """An address: ``FILE``, ``RUN``, or ``FAMILY:MODEL``, ``RUN:MODEL`` for one of several models.
+    """The address of a model: ``FILE``, ``RUN``, ``FAMILY:MODEL`` or ``RUN:MODEL``.
 
     Attributes:
-        path: A model, a family, an experiment, the folder of a model or of a run.
-        member: For a family or a run, ``global`` or a kind of client.
+        path: File of a model, family or experiment, or folder of a model or run.
+        member: For a family or a run, the name of one model: ``global`` or a kind of client.
     """
 
     path: Path
@@ -41,8 +41,8 @@ class Address:
 
     @classmethod
     def of(cls, text: str | os.PathLike[str]) -> Address:
-        """Parse an address; an existing file whose name contains a colon is that file."""
-        # The last colon: a drive letter has one, too.
+        """Parse an address. The name of an existing file may contain a colon."""
+        # The last colon, since a drive letter is followed by a colon, too.
         name, mark, member = os.fspath(text).rpartition(":")
         return cls(Path(name), member) if mark and not Path(text).exists() else cls(Path(text))
 
@@ -51,7 +51,7 @@ class Address:
 
     @property
     def is_run(self) -> bool:
-        """Whether the path is the folder of a run, not that of a model."""
+        """Whether the path is the folder of a run, not of a model."""
         return self.path.is_dir() and not (is_saved(self.path) or is_transformers(self.path))
 
     @functools.cached_property
@@ -69,10 +69,10 @@ class Address:
         return resolve(load_family(self.path))
 
     def graph(self, choices: Choices | None = None) -> ArchGraph:
-        """Return the addressed architecture; for a family or a run, by default the global model's.
+        """Return the addressed architecture; for a family or run, by default the global model's.
 
         Raises:
-            ArchGraphError: If the architecture cannot be read, or the address could mean several.
+            ArchGraphError: If the architecture cannot be read, or the address fits several models.
         """
         if self.is_run:
             from archgraph.record.folder import run_folder
@@ -97,7 +97,7 @@ class Address:
 
     @property
     def transfer(self) -> Transfer | None:
-        """The transfer from the family's global model to this model; None if there is none."""
+        """The transfer from the family's global model to this model, if there is a global model."""
         if self.member is None or self.is_run or self.family is None or not self.family.has_global:
             return None
         from archgraph.states import Transfer
@@ -108,11 +108,13 @@ class Address:
     def models(
         self, weights: Path | None = None, *, data_root: Path | None = None, tested: bool = False
     ) -> Mapping[str, WithState]:
-        """Return a dict from name to architecture and weights; a model file has the name ``""``.
+        """Return a dict from name to architecture and weights.
+
+        The model of a model file has the empty name.
 
         Args:
-            weights: A file of weights. Default: those of the model, or else untrained weights.
-            data_root: Folder of the data of a run. Default: that of the run.
+            weights: A file of weights. Default: the model's own weights, or else untrained weights.
+            data_root: Folder of the data of a run. Default: the folder that the run used.
             tested: For a run, use the running statistics with which each model is tested.
 
         Raises:
@@ -139,7 +141,10 @@ class Address:
     def model(
         self, weights: Path | None = None, *, data_root: Path | None = None, tested: bool = False
     ) -> WithState:
-        """Return an architecture and weights as in :meth:`models`; for a run, the global model."""
+        """Return the addressed architecture and weights. The default for a run is the global model.
+
+        The arguments are those of :meth:`models`.
+        """
         models = self.models(weights, data_root=data_root, tested=tested)
         if len(models) > 1 and GLOBAL not in models:
             raise SpecError(
@@ -160,7 +165,7 @@ def weights_in(file: Path, graph: ArchGraph) -> Mapping[str, Tensor]:
     """Read the weights of a model from a safetensors file, even if they have diverged.
 
     Raises:
-        SpecError: If it is not such a file.
+        SpecError: If the file is not a safetensors file.
         RejectedUpdate: If the weights do not fit the model.
     """
     from safetensors import SafetensorError

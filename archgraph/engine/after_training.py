@@ -1,4 +1,4 @@
-"""Clients' models after local training and before aggregation (FedFA, §5.2)."""
+"""Tests of clients' models after local training, before aggregation (FedFA, §5.2)."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ from archgraph.engine.evaluate import Evaluator, mean_of
 from archgraph.federation import GLOBAL, Evaluated, LearningTask, Predict, ServerState, State, Task
 from archgraph.federation.metrics import derived
 
-# Figures of a client's model after local training.
+# Metrics of a client's model after local training.
 LocalTest: TypeAlias = Callable[[Task, State], Mapping[str, float]]
 _Way = tuple[Predict | None, Literal["stored", "recompute"]]
 
 
 def local_test(evaluator: Evaluator, state: ServerState) -> LocalTest:
-    """Return a test of clients' returned models, done as the strategy tests its models.
+    """Return a function that tests the model that a client returns.
+
+    The model is tested in the same way as the strategy's models.
 
     Args:
         evaluator: The experiment's evaluator.
-        state: The server's state, from which the strategy derives the test of each client's model.
+        state: The server's state, which determines how the strategy tests each client's model.
     """
     setup = evaluator.experiment
     ways: dict[int, _Way] = {}
@@ -30,7 +32,7 @@ def local_test(evaluator: Evaluator, state: ServerState) -> LocalTest:
             common = way
             continue
         for client in model.clients:
-            ways.setdefault(client, way)  # FedGKT's: alone, then with the server
+            ways.setdefault(client, way)  # FedGKT tests a model alone, then with the server's model
 
     def tested(task: Task, returned: State) -> Mapping[str, float]:
         if setup.world.clients[task.client].of is not None:
@@ -45,7 +47,7 @@ def local_test(evaluator: Evaluator, state: ServerState) -> LocalTest:
 def trained_together(
     rows: Iterable[Mapping[str, Any]], learning: LearningTask
 ) -> dict[str, Mapping[str, float]]:
-    """Return the mean over accepted clients, as ``trained`` of an evaluation; empty if none.
+    """Return ``trained`` of an evaluation: the mean metrics over accepted clients, if any.
 
     Example:
         >>> from archgraph.federation import TASKS

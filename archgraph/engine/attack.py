@@ -1,4 +1,4 @@
-"""FedFA's attack: malicious clients add a multiple of an update trained on shuffled labels.
+"""FedFA's attack: malicious clients add a multiple of an update that is trained on shuffled labels.
 
 Park, Joe-Wong: *FedFA: Federated Learning with Flexible Architectures*, Eq. 1:
 
@@ -7,9 +7,9 @@ Park, Joe-Wong: *FedFA: Federated Learning with Flexible Architectures*, Eq. 1:
 ======================  ====================================================
 symbol                  here
 ======================  ====================================================
-``ΔM_c``                honest update: state after the program - state sent
-``ΔM_backdoor``         the same program on the same inputs, labels shuffled among the
-                        malicious clients (§5.1), or within each
+``ΔM_c``                honest update: the state after the program, minus the sent state
+``ΔM_backdoor``         update of the same program on the same inputs, with labels shuffled among
+                        all malicious clients (§5.1), or within each of them
 ``λ``                   ``Attack.intensity``
 ======================  ====================================================
 """
@@ -34,23 +34,24 @@ from archgraph.processes.isolation import seed_torch
 def drawn_attackers(
     clients: Sequence[int], share: float, seed: int, tiers: Sequence[str] = ()
 ) -> frozenset[int]:
-    """Choose the clients that attack: ``share`` of them, seeded and rounded to the nearest.
+    """Choose the malicious clients at random: the fraction ``share`` of all clients, rounded.
 
-    A share above 0 yields at least one client.
+    If ``share`` is above 0, at least one client is chosen.
 
     Args:
         clients: All clients.
-        share: Share of attackers.
+        share: Fraction of malicious clients.
         seed: Seed of the run.
-        tiers: Tier of each client, if every tier has its share of attackers; the remainder from
-            rounding goes to the tiers with the largest fractions (the first if tied).
+        tiers: Tier of each client. If passed, the fraction applies to each tier. Clients that
+            remain from rounding down are chosen in the tiers with the largest remainders (the first
+            if tied).
 
     >>> len(drawn_attackers(range(20), 0.2, seed=0)), drawn_attackers(range(20), 0.0, seed=0)
     (4, frozenset())
     >>> sorted(i // 10 for i in drawn_attackers(range(20), 0.2, seed=0, tiers="a" * 10 + "b" * 10))
     [0, 0, 1, 1]
     """
-    count = math.floor(share * len(clients) + 0.5)  # not round(): that rounds halves to even
+    count = math.floor(share * len(clients) + 0.5)  # not round(), which rounds halves to even
     if share > 0:
         count = max(count, 1)
     order = torch.randperm(len(clients), generator=seeded(seed, "malicious")).tolist()
@@ -67,19 +68,20 @@ def drawn_attackers(
 
 @dataclass(frozen=True)
 class Attack:
-    """A program that runs another one honestly and adds a backdoor (Eq. 1).
+    """A program that runs another program and adds a backdoor to its update (Eq. 1).
 
-    The honest part draws the same random numbers as the program alone, so that with
-    ``intensity=0`` the update is bit-identical to the honest one. Only trainable entries are
-    attacked: a multiple of the change of running statistics or counters could leave their range (a
-    negative variance) and would be rejected.
+    The honest training draws the same random numbers as the program alone, so that with
+    ``intensity=0`` the update is bit-identical to the honest update. Only trainable parameters are
+    attacked: a multiple of the change of running statistics or counters could be invalid, such as a
+    negative variance, and would be rejected.
 
     Attributes:
         program: Program of an honest client.
-        intensity: λ.
-        seed: Seed of the client's own shuffled labels, which are the same in every round.
-        labels: Labels of the examples in the backdoor, ``[example, ...]``: :func:`exchanged`.
-            Default: the client's own labels, shuffled.
+        intensity: The factor λ of the backdoor update.
+        seed: Seed for shuffling the client's own labels; the shuffled labels are the same in every
+            round.
+        labels: Labels of the client's examples for the backdoor, ``[example, ...]``, from
+            :func:`exchanged`. Default: the client's own labels, shuffled.
     """
 
     program: Program
@@ -88,9 +90,10 @@ class Attack:
     labels: torch.Tensor | None = None
 
     def __call__(self, work: Work) -> Outcome:
-        """Train twice from the same state: on the labels, and on shuffled labels."""
+        """Train twice from the same state, on the labels and on shuffled labels."""
         second = torch.Generator().manual_seed((work.generator.initial_seed() ^ _OTHER) >> 1)
-        # A copy: the program may write in place, and the second training starts from the same.
+        # A copy: the program may write in place, and the second training starts from the same
+        # state.
         honest = returned(Outcome, self.program(work.copied()), self.program)
         if self.intensity == 0:
             return honest
@@ -102,7 +105,7 @@ class Attack:
                 len(every.ids), generator=seeded(self.seed, "labels", work.client)
             )
             labels = every.targets[order.to(every.targets.device)]
-        # Exchanged labels are as long as the longest text of all clients.
+        # Exchanged labels are padded to the longest text of all clients.
         labels = labels[tuple(map(slice, every.targets.shape))].to(every.targets.device)
         classes = len(work.data.histogram) or None
         histogram = tuple(class_histogram(labels.cpu(), classes).tolist())
@@ -123,7 +126,7 @@ class Attack:
     def _poisoned(
         self, graph: ArchGraph, sent: State, honest: State, backdoor: State
     ) -> dict[str, torch.Tensor]:
-        """``sent + ΔM_c + λ·ΔM_backdoor`` for trainable floating point entries."""
+        """Return ``sent + ΔM_c + λ·ΔM_backdoor`` for trainable floating-point parameters."""
         attacked = {
             p.name
             for p in graph.params
@@ -140,7 +143,9 @@ class Attack:
 def exchanged(
     shares: Mapping[int, np.ndarray], targets: torch.Tensor, seed: int
 ) -> dict[int, torch.Tensor]:
-    """Shuffle the labels of some clients among these clients, which keep their numbers of labels.
+    """Shuffle the labels of some clients among these clients.
+
+    Each client keeps its number of labels.
 
     Args:
         shares: Dict from client to the indices of its examples.
@@ -158,5 +163,5 @@ def exchanged(
     return dict(zip(clients, parts, strict=True))
 
 
-# Derives the seed of the backdoor's training from that of the honest one.
+# Derives the seed of the backdoor's training from the seed of the honest training.
 _OTHER = 0x5EED0FBACD001234

@@ -1,8 +1,8 @@
-"""The number of the figures that archgraph computes."""
+"""The version number of archgraph's numerical results."""
 
 BITS = 1
-"""Rises by one in a commit that changes figures on purpose, and only there.
+"""This number rises by one in each commit that changes numerical results on purpose.
 
-It is part of the identity of a study's run: runs under another number are never compared with
-new ones. ``tests/engine/test_bits.py`` fails when figures change and this number does not.
+It is part of the identity of a study's run: runs with different numbers are never compared.
+``tests/engine/test_bits.py`` fails if results change but this number does not.
 """

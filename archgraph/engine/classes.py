@@ -1,4 +1,4 @@
-"""Classes of the data in the order of a model's folder."""
+"""The order of classes in the data and in a pretrained model's folder."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from archgraph.language.yaml import read_document
 
 
 def in_order_of_folder(data: Dataset, spec: FamilySpec) -> Dataset:
-    """Return the data with its classes in the order of their names in the model's folder.
+    """Return the data with its classes in the order of the pretrained model's folder.
 
-    A pretrained head, and readers of the result's ``id2label``, use this order.
+    The folder lists the names of the classes (``id2label``). A pretrained head, and programs that
+    read the exported model, use the same order.
 
     Args:
         data: The data.
-        spec: The family, whose global model may come from a folder of transformers.
+        spec: The family. Its global model may come from a folder of transformers.
     """
     model, base = spec.model, Path()
     if isinstance(model, str) and model != "join":

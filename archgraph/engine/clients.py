@@ -1,4 +1,4 @@
-"""The clients of a run, as recorded in its folder: `clients.json`."""
+"""The clients of a run, as its folder records them in `clients.json`."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ FILE = "clients.json"
 
 
 class ClientFacts(BaseModel):
-    """A client of a run: its tier, its name and its numbers of examples.
+    """A recorded client of a run: its tier, its name and its numbers of examples.
 
     Attributes:
         client: Id of the client.
         tier: Name of the client's tier in the family.
-        name: Name of the client in the data, or the owner of this additional model; may be empty.
+        name: Name of the client in the data; for an additional model, of the client that trains it.
+            May be empty.
         of: For an additional model, the id of the client that trains it; None for a client.
-        added: Private entries of the client's model that the global model lacks.
+        added: Names of private tensors of the client's model that the global model lacks.
         examples: Number of training examples.
         classes: Number of examples per class; empty if examples do not have a single class.
         malicious: Whether the client attacks, in a simulated attack.
@@ -44,7 +45,7 @@ class ClientFacts(BaseModel):
 
     @property
     def label(self) -> str:
-        """The client's label in lists of clients.
+        """Label of the client in tables and plots.
 
         >>> ClientFacts(client=3, tier="small", examples=9).label
         'client 3, small'
@@ -60,7 +61,7 @@ def clients_file(experiment: Experiment, added: Mapping[str, list[str]]) -> str:
 
     Args:
         experiment: The experiment.
-        added: Dict from tier to the entries that the global model lacks and that stay with clients.
+        added: Dict from tier to the names of private tensors that the global model lacks.
     """
     world = experiment.world
 
@@ -86,18 +87,19 @@ def clients_file(experiment: Experiment, added: Mapping[str, list[str]]) -> str:
 
 
 def further(clients: tuple[Client, ...], also: Mapping[str, Sequence[str]]) -> tuple[Client, ...]:
-    """Return the clients, followed by the additional models that some of them train.
+    """Return the clients, followed by one further client per additional model.
 
     Args:
         clients: The clients of the family.
-        also: Dict from tier to the other tiers whose models its clients also train.
+        also: Dict from tier to other tiers, whose models the tier's clients train in addition to
+            their own.
 
     Example:
         >>> clients = (Client(0, "strong", 9, ()), Client(1, "weak", 5, ()))
         >>> further(clients, {"strong": ["weak"]})[2]
         Client(id=2, name='weak', examples=9, histogram=(), of=0, counted=None)
     """
-    # After all clients: the ids that tests and samples use do not change.
+    # They come after all clients, so that the ids of the clients do not change.
     of = [(client, name) for client in clients for name in also.get(client.name, ())]
     models = (
         dataclasses.replace(client, id=i, name=name, of=client.id)
@@ -107,7 +109,7 @@ def further(clients: tuple[Client, ...], also: Mapping[str, Sequence[str]]) -> t
 
 
 def read_clients(folder: Path) -> tuple[ClientFacts, ...]:
-    """Read the clients of a run folder; empty for old folders without the file.
+    """Read the clients of a run folder. The result is empty for old folders without the file.
 
     Raises:
         RunError: If the file is damaged.

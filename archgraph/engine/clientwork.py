@@ -1,4 +1,4 @@
-"""A client's work in a round, and all checks of its single update; in any process."""
+"""A client's work in a round, and all checks of its update, in any process."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from archgraph.states.clipping import UpdateSize, change
 from archgraph.states.copies import server_copies, state_to_device
 from archgraph.states.updates import finite, unsummable
 
-# Recorded values of an accepted client, in addition to its metrics.
+# Recorded values of an accepted client, in addition to the metrics of its program.
 RECORDED = frozenset(
     {"client", "name", "examples", "malicious", "clipped", "seconds", "trained"} | {DOWN, UP}
 )
 
 
 class Assignment(NamedTuple):
-    """The work of a client in a round.
+    """The input of a client's work in a round.
 
     Attributes:
-        round: Counted from 1; 0 for the survey.
+        round: Index of the round, from 1; 0 for the survey.
         task: The client's task.
         private: The client's private tensors from earlier rounds.
     """
@@ -51,18 +51,17 @@ class Assignment(NamedTuple):
 @wire.carried
 @dataclass(frozen=True, eq=False)
 class Returned:
-    """The result of a client's work.
+    """The result of a client's work, with the results of all checks.
 
-    A worker creates it after all checks of the single update; results of Flower nodes are checked
-    by the server. Both send it by :mod:`archgraph.states.wire`.
+    A worker process checks its client's update. The server checks the updates of Flower nodes.
 
     Attributes:
-        outcome: Outcome of the program; None if it is rejected.
-        findings: Findings of the strategy's ``examine`` in the outcome.
-        seconds: Duration of the client's work; on Flower, the server's waiting time.
-        bytes_up: Bytes returned; None if unknown.
-        change: The size of the change of merged entries; None if there is no limit.
-        refused: Reason why the server rejects the outcome; None if it accepts it.
+        outcome: Outcome of the program; None if the update is rejected.
+        findings: Values that the strategy's ``examine`` computed from the outcome.
+        seconds: Duration of the client's work; with Flower, the time that the server waited.
+        bytes_up: Number of bytes that the client returned; None if unknown.
+        change: Size of the change of the merged tensors; None if no option limits it.
+        refused: Reason why the update is rejected; None if it is accepted.
     """
 
     outcome: Outcome | None = None
@@ -75,17 +74,17 @@ class Returned:
 
 @dataclass(frozen=True, eq=False)
 class ClientWork:
-    """Runs the assignments of an experiment's clients, and checks their results."""
+    """Runs the work of an experiment's clients, and checks their updates."""
 
     experiment: Experiment
 
     def on(self, device: str) -> ClientWork:
-        """Return the same work on a device."""
+        """Return a copy that computes on this device."""
         world = dataclasses.replace(self.experiment.world, device=device)
         return ClientWork(dataclasses.replace(self.experiment, world=world))
 
     def __call__(self, what: Assignment) -> Returned:
-        """Run an assignment, and check its result."""
+        """Do the work of an assignment, and check its update."""
         return self.checked(what.round, what.task, functools.partial(self.outcome, what))
 
     def checked(
@@ -96,63 +95,65 @@ class ClientWork:
         *,
         optional: Collection[str] = (),
     ) -> Returned:
-        """Return the result of a client's work, after all checks of the single update.
+        """Do a client's work, and return its result after all checks of its update.
 
         Args:
-            round: Counted from 1; 0 for the survey.
+            round: Index of the round, from 1; 0 for the survey.
             task: The client's task.
-            work: Returns the outcome.
-            optional: Entries that may be missing, since they never leave the client's node.
+            work: Does the work, and returns the outcome.
+            optional: Names of tensors that may be missing, since they never leave the client's
+                node.
         """
         up, began = None, time.perf_counter()
         try:
             outcome = work()
             seconds = time.perf_counter() - began
             result = self.result(task, outcome)
-            up = back(result)  # before the check: refused updates were sent, too
+            up = back(result)  # before the check, since rejected updates were sent, too
             self.check(task, outcome, optional)
             with one_thread():  # the same bits in any process
                 findings = self.findings(result)
                 limited = self.limits(round)
-                # In the worker: the server then needs one number, not both states.
+                # Computed in the worker, so that the server does not need both states.
                 size = change(task.state, result.state, result.unmerged) if limited else None
         except RejectedUpdate as error:
             return Returned(bytes_up=up, refused=reason(error))
         return Returned(outcome, findings, seconds, up, size)
 
     def result(self, task: Task, outcome: Outcome) -> Result:
-        """Return the part of an outcome for the server."""
+        """Return the part of an outcome that the server receives."""
         client = self.experiment.world.clients[task.client]
         return task.result(outcome, len(self.experiment.shares[task.client]), client.counted)
 
     def findings(self, result: Result) -> State:
-        """Return the findings of the strategy in a result."""
+        """Return the values that the strategy's ``examine`` computes from a result."""
         strategy, world = self.experiment.strategy, self.experiment.world
         values = strategy.examined(world, result).findings
-        # The rest of the result has passed its check: only new values are checked.
+        # Only the new values: the rest of the result was already checked.
         bare = Result(result.client, {}, result.examples, findings=values)
-        # A strategy may compute it on a device, with gradients; it is sent and merged here.
+        # A strategy may compute values on a device, with gradients. Here they are detached tensors.
         return server_copies(detached(returned(Result, bare, strategy, "examine").findings))
 
     def clip(self, round: int) -> AggregateSpec | None:
-        """Return the rules that scale updates down; None if there are none."""
+        """Return the rules that scale updates down; None if updates are not clipped."""
         rules = self.experiment.world.aggregate
         return None if rules is None or rules.clip is None or round == 0 else rules
 
     def limits(self, round: int) -> bool:
-        """Return whether any rule depends on the size of a change."""
+        """Return whether any option limits the size of a change."""
         return self.experiment.bound is not None or self.clip(round) is not None
 
     def attacks(self, round: int, client: int) -> bool:
-        """Return whether a client attacks in a round; a survey is answered honestly."""
+        """Return whether a client attacks in a round. No client attacks in the survey."""
         return client in self.experiment.malicious and round > 0
 
     def outcome(self, what: Assignment) -> Outcome:
         """Do the client's work, without the checks of :meth:`checked`.
 
         Raises:
-            RejectedUpdate: If a tensor is not dense, or no checkpoint can hold it.
-            RunError: If the client lacks an entry that should have stayed with it.
+            RejectedUpdate: If a tensor is not dense, or cannot be stored in a checkpoint.
+            RunError: If the client lacks a private tensor that it should have from an earlier
+                round.
         """
         setup, task, private = self.experiment, what.task, what.private
         world, device = setup.world, setup.world.device
@@ -180,8 +181,8 @@ class ClientWork:
                 values=task.values,
             )
             outcome = performed(program, work)
-        # Copied, since the program may keep what it returned; contiguous, since results of
-        # computations on it may depend on the memory layout.
+        # Copied, since the program may keep references to these tensors. Contiguous, since results
+        # of computations may depend on the memory layout.
         return dataclasses.replace(
             outcome,
             state=server_copies(outcome.state)
@@ -197,19 +198,19 @@ class ClientWork:
         )
 
     def check(self, task: Task, outcome: Outcome, optional: Collection[str] = ()) -> None:
-        """Raise an error for results that must not be merged.
+        """Check that a client's result can be merged.
 
         Raises:
-            RejectedUpdate: If a result cannot be merged. The message names the entry.
+            RejectedUpdate: If the result cannot be merged. The message names the tensor or metric.
         """
-        # A bound, not a count: a program may pass each example several times.
+        # An upper bound: a program may use each example several times.
         steps = (
             PASSES
             * self.experiment.local_of(task.client).epochs
             * len(self.experiment.shares[task.client])
         )
         sent = {k: v for k, v in task.state.items() if k not in task.private}
-        # The server does not have the client's private entries: a mask of −∞ among them is allowed.
+        # Private tensors may contain masks of −∞: the server could not compare them with sent ones.
         private = {k: v for k, v in outcome.state.items() if k in task.private}
         sent |= unsummable(task.graph, private)
         check_ranges(task.graph, sent, outcome.state, steps, optional=optional)
@@ -233,14 +234,14 @@ class ClientWork:
 
 
 def private_part(task: Task, outcome: Outcome, before: ClientState) -> ClientState:
-    """Return a client's private tensors for the next round: private entries, and kept ones.
+    """Return the tensors that a client keeps: its private state and ``Outcome.keep``.
 
-    Frozen entries are not included: they never change, and every task sends them. Entries that its
-    current model lacks (another tier's adapters) stay unchanged.
+    Frozen tensors are not included: they never change, and every task sends them. Tensors that the
+    current model lacks, such as another tier's adapters, stay unchanged.
     """
     names = task.private - frozen(task.graph)
-    # In the state's order: files of equal runs are equal.
+    # In the order of the state, so that equal runs write equal files.
     entries = {name: tensor for name, tensor in outcome.state.items() if name in names}
-    # Copies: else the memory of the whole result would be kept for a part of it.
+    # Copies: references would keep the whole result in memory.
     others = {k: v for k, v in before.state.items() if k not in task.graph.param}
     return ClientState({**others, **server_copies(entries)}, server_copies(outcome.keep))

@@ -12,35 +12,35 @@ from archgraph.engine.experiment import Experiment
 from archgraph.federation import Task
 
 MACS = "macs"
-"""The key of a client's row."""
+"""Key of a client's multiply–accumulates in its record."""
 
-# Gradients of the weights and of the inputs cost as much as the forward pass, each. Frozen layers
-# count like the others: the skipped gradients depend on their position.
+# The gradients of the weights cost as much as the forward pass, as do the gradients of the inputs.
+# Frozen layers count like other layers: which gradients are skipped depends on their position.
 PASSES = 3
 
 
 def of_client(task: Task, metrics: Mapping[str, float]) -> float:
-    """Return the MACs of a client's training: three times those of its forward passes.
+    """Return the MACs of a client's training: three times the MACs of its forward passes.
 
     Args:
         task: The client's task.
-        metrics: Metrics of its program: ``macs`` of its forward passes, if it does not always run
-            the architecture that it was sent; otherwise ``seen``, the number of examples that it
-            trained on, counted in every pass.
+        metrics: Metrics of its program. If the program does not always run the full model, it
+            reports the MACs of its forward passes as ``macs``. Otherwise ``seen`` is used, the
+            number of examples that it trained on, counted in every pass.
     """
     forward = metrics.get(MACS)
     return PASSES * (cost(task.graph).macs * metrics["seen"] if forward is None else forward)
 
 
 def computed(experiment: Experiment, rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """Return the MACs of a round.
+    """Return the MACs of a round's training.
 
     Returns:
-        ``round``: MACs of the accepted clients' training; see :func:`of_client`.
-        ``epoch``: MACE: the number of clients in a round, times the mean over all clients of the
-        forward MACs of one pass over their training data.
-        ``epochs``: E, the number of passes in a round; the mean over clients if kinds of clients
-        differ.
+        ``round``: Total MACs of the accepted clients; see :func:`of_client`.
+        ``epoch``: MACE of the paper: the number of clients in a round, times the mean over all
+            clients of the forward MACs of one pass over the client's training data.
+        ``epochs``: E of the paper: the number of passes in a round, averaged over clients if it
+            differs between kinds of clients.
     """
     world = experiment.world
     local = {client.id: experiment.local_of(client.id) for client in world.clients}

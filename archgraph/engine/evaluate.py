@@ -1,4 +1,4 @@
-"""Testing models: on all test data, on each client's own classes, and the worst tier."""
+"""Tests of models: on all test data, and on each client's part of the test data."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from archgraph.states.updates import unsummable
 
 @dataclass(frozen=True, eq=False)
 class Evaluator:
-    """Tests the evaluated models of a strategy as the experiment specifies."""
+    """Tests a strategy's models according to the experiment's key ``evaluate``."""
 
     experiment: Experiment
     workers: Workers = field(default_factory=Workers)
@@ -53,28 +53,30 @@ class Evaluator:
     def __call__(
         self, models: Iterable[Evaluated], *, private: Mapping[int, ClientState], round: int
     ) -> dict[str, Json]:
-        """Test all models, and return the metrics of each and over all of them.
+        """Test all models, and return the metrics of each model and aggregated metrics.
 
         Returns:
-            ``better``: for each figure, whether more is better; the judge comes first.
-            ``models``: for each model the task's metrics and ``loss`` on all test data (for a
-            personal model, the mean over its clients), ``clients``, and ``local``. ``clients`` is
-            the number of clients that run it (absent for a common model that no client runs, such
-            as the global one). ``local`` is the mean of the figures over its clients. If each
-            example has one class, a client is tested on test examples of its own classes
-            (``masked``: the accuracy with the logits of its absent classes set to 0; ``matched``:
-            the accuracy with its training proportions of the classes, see
-            :meth:`Answers.matched`). Otherwise personal models are tested on all test data.
-            ``global``: the model with this name, or else the mean over all models.
-            ``local``: mean over all clients, each on its tier's model.
-            ``tenth``: for each figure, the mean over the tenth of the clients with the worst
-            values.
-            ``worst``: the tier with the worst value of the judge.
-            ``right`` (with `evaluate.answers`): for each model, the correctly classified test
-            examples (:func:`archgraph.record.right.packed`).
-            ``untuned``: clients that could not be tuned before their test, with reasons, if any.
+            ``better``: for each metric, whether higher is better. The metric that ranks models
+                comes first.
+            ``models``: for each model, the task's metrics and ``loss`` on all test data,
+                ``clients``, and ``local``. If clients have their own versions of the model, the
+                metrics are means over these versions. ``clients`` is the number of clients that run
+                the model; it is absent for a model that no client runs, such as the global model.
+                ``local`` contains means over the model's clients. If each example has one class,
+                each client is tested on the test examples of its own classes. ``masked`` is then
+                the accuracy with the logits of its absent classes set to 0, and ``matched`` the
+                accuracy with its training proportions of the classes, see :meth:`Answers.matched`.
+                If not, only personal models have ``local`` metrics, from all test data.
+            ``global``: metrics of the model with this name, or else the mean over all models.
+            ``local``: mean over all clients, each tested with its tier's model.
+            ``tenth``: for each metric, the mean over the tenth of the clients with the worst
+                values.
+            ``worst``: metrics of the tier that is worst in the metric that ranks models.
+            ``right`` (with `evaluate.answers`): for each model, which test examples were classified
+                correctly (:func:`archgraph.record.right.packed`).
+            ``untuned``: for each client that could not be fine-tuned before its test, the reason.
         """
-        # One evaluator serves all rounds.
+        # The evaluator is reused in all rounds.
         self.untuned.clear()
         figures: dict[str, dict[str, Json]] = {}
         clients: dict[str, dict[int, dict[str, float]]] = {}
@@ -85,7 +87,7 @@ class Evaluator:
             if model.personal and model.clients:
                 plain, clients[name], counts = self._each(model, private, round)
             else:
-                # The largest tier often is the global model, which comes first: tested once.
+                # The largest tier is often equal to the global model, which is tested first.
                 known = first is not None and first.answers_for(model, self._classes(model.clients))
                 tested = first if first is not None and known else self._tested(model)
                 first = first or tested
@@ -97,7 +99,8 @@ class Evaluator:
             metrics = self._learning.metrics
             figures[name] = dict(derived(plain, metrics))
             if model.clients:
-                # Next to the figures, since lines outlive run folders, which name the clients.
+                # Recorded next to the metrics, since records outlive run folders, which list the
+                # clients.
                 figures[name][CLIENTS] = len(model.clients)
             if clients[name]:
                 figures[name]["local"] = derived(mean_of(clients[name].values()), metrics)
@@ -110,7 +113,7 @@ class Evaluator:
         return self.experiment.world.learning
 
     def _own(self, models: Iterable[Evaluated]) -> Iterator[Evaluated]:
-        """Yield the models with the clients that own them.
+        """Yield the models, each with the clients that run it.
 
         Additional models of clients are skipped.
         """
@@ -121,9 +124,9 @@ class Evaluator:
                 yield dataclasses.replace(model, clients=clients)
 
     def _tuned(self, model: Evaluated) -> Evaluated:
-        """Return the model with its clients' tuning before a test."""
+        """Return the model with the fine-tuning that its clients do before a test."""
         passes = self.experiment.evaluate.fine_tune
-        # The strategy's own tuning comes first.
+        # The strategy's own fine-tuning has priority.
         if not passes or model.program is not None:
             return model
         return dataclasses.replace(
@@ -131,27 +134,27 @@ class Evaluator:
         )
 
     def _tested(self, model: Evaluated) -> _Tested:
-        """Test the model on all test data, plain and under the masks of its clients, or of all."""
+        """Test the model on all test data, without masks and with each mask of absent classes."""
         world = self.experiment.world
         asked = model.clients or tuple(c.id for c in world.clients)
         masks = () if model.personal else tuple(self._classes(asked))
-        with one_thread():  # the same bits as those of a client's own version
+        with one_thread():  # the same bits as a client's own version
             state = as_tested(self.experiment, model, model.state)
         module = module_of(Model(model.graph, state), world.device)
         plain, *masked = self._answers(module, model, masks, self.workers)
         return _Tested(model, plain, dict(zip(masks, masked, strict=True)))
 
     def _shared(self, model: Evaluated, tested: _Tested) -> dict[int, dict[str, float]]:
-        """Return a common model's figures for each client, on test examples of its own classes."""
+        """Return a common model's metrics for each client, on test examples of its own classes."""
         figures: dict[int, dict[str, float]] = {}
         for present, ids in self._classes(model.clients).items():
-            # Without a test example of its classes, a client has no figures.
+            # Without a test example of its classes, a client has no metrics.
             if len(at := self._examples(present)):
                 figures |= self._local(ids, tested.plain, tested.masked[present], at)
         return figures
 
     def of_client(self, model: Evaluated, client: int) -> dict[str, float]:
-        """Return a model's figures on one client's part of the test data; empty without a part."""
+        """Return a model's metrics on one client's part of the test data, if there is any."""
         model = dataclasses.replace(model, clients=(client,))
         tested = self._tested(model)
         if not self._learning.per_example:
@@ -161,7 +164,9 @@ class Evaluator:
     def _each(
         self, model: Evaluated, private: Mapping[int, ClientState], round: int
     ) -> tuple[dict[str, float], dict[int, dict[str, float]], Tensor | None]:
-        """Test each client's own version: the mean on all test data, and each on its own data.
+        """Test each client's version of the model, on all test data and on the client's part.
+
+        Returns the mean metrics on all test data, and each client's metrics on its part.
 
         The last value is the number of versions that classified each test example correctly, if
         recorded.
@@ -169,7 +174,7 @@ class Evaluator:
         everywhere: list[dict[str, float]] = []
         right: list[Tensor] = []
         clients: dict[int, dict[str, float]] = {}
-        # One module for all versions: their weights are loaded into it, one after the other.
+        # One module for all versions: their weights are loaded into it in turn.
         device = self.experiment.world.device
         module = module_of(Model(model.graph, model.state), device)
 
@@ -177,7 +182,8 @@ class Evaluator:
             untuned: list[Json] = []
             before = private.get(client, ClientState())
             with one_thread():
-                # No name for the weights: they are freed before the next client's are created.
+                # The weights have no name, so that they are freed before the next client's are
+                # created.
                 load_state(
                     module,
                     state_to_device(
@@ -192,7 +198,7 @@ class Evaluator:
             return self._version(model, module, client, untuned)
 
         for client, done in self.workers.calls(version, model.clients):
-            # A process that dies is not the model's fault: its test is repeated in this one.
+            # If a process dies, its test is repeated in this process.
             row = version(client) if isinstance(done, Died) else done
             everywhere.append(row["all"])
             right += [] if row["right"] is None else [row["right"]]
@@ -209,8 +215,8 @@ class Evaluator:
     def _version(
         self, model: Evaluated, module: nn.Module, client: int, untuned: list[Json]
     ) -> _Version:
-        """Return a client's own version's figures: on all test data, and on its own, if any."""
-        # Windows of text have no class: every client is tested on all of them.
+        """Return the metrics of a client's version, on all test data and on the client's part."""
+        # Windows of text have no class: every client is tested on all windows.
         classes = tuple(self._classes([client]))
         plain, *masked = self._answers(module, model, classes, Workers())
         with one_thread():  # the same bits in any process
@@ -225,7 +231,7 @@ class Evaluator:
     def _local(
         self, clients: Sequence[int], plain: Answers, masked: Answers | None, at: Tensor | slice
     ) -> dict[int, dict[str, float]]:
-        """Return figures of clients with one part of the test data; by class if there are masks."""
+        """Return the metrics of clients that are tested on the same part of the test data."""
         figures = plain.summary(at)
         if masked is None:
             return dict.fromkeys(clients, figures)
@@ -236,7 +242,7 @@ class Evaluator:
         return {c: {**figures, "matched": m} for c, m in zip(clients, matched, strict=True)}
 
     def _classes(self, clients: Iterable[int]) -> dict[tuple[bool, ...], list[int]]:
-        """Return clients by their classes; empty for data without one class per example."""
+        """Return a dict from classes to clients; empty for data without one class per example."""
         owners: dict[tuple[bool, ...], list[int]] = {}
         if self._learning.per_example and self.experiment.world.counted:
             for client in clients:
@@ -271,10 +277,10 @@ class Evaluator:
     def _own_state(
         self, model: Evaluated, before: ClientState, client: int, round: int, untuned: list[Json]
     ) -> State:
-        """Return one client's model: its own version, with its private entries, then fine-tuned.
+        """Return a client's version of the model, with its private tensors, after fine-tuning.
 
-        A version that cannot be tuned (e.g. its gradients are not finite) is tested as is, with a
-        note.
+        A version that cannot be fine-tuned (for example, if gradients are not finite) is tested
+        without fine-tuning, with a note.
         """
         setup = self.experiment
         state = model.state if model.states is None else model.states(client)
@@ -296,14 +302,14 @@ class Evaluator:
             return trained
 
         done = attempted(tuned)
-        if isinstance(done, Died):  # on any error of the program the other tests continue
+        if isinstance(done, Died):  # after any error of the program, the other tests continue
             untuned.append({"client": client, "name": model.name, "reason": done.reason})
             return state
         return done
 
 
 class _Version(TypedDict):
-    """A worker's results for a client's version: plain values, since they are sent."""
+    """A worker's results for a client's version, as plain values that can be sent."""
 
     all: dict[str, float]
     local: dict[str, float] | None
@@ -313,14 +319,14 @@ class _Version(TypedDict):
 
 @dataclass(frozen=True, eq=False)
 class _Tested:
-    """A model with its answers."""
+    """A tested model, with its predictions on the test data."""
 
     model: Evaluated
     plain: Answers
     masked: Mapping[tuple[bool, ...], Answers]
 
     def answers_for(self, other: Evaluated, masks: Iterable[tuple[bool, ...]]) -> bool:
-        """Return whether another model has the same answers, tensor by tensor."""
+        """Return whether another model has equal tensors, and so the same predictions."""
         mine = self.model
         return (
             set(masks) <= set(self.masked)
@@ -342,7 +348,7 @@ def worst_tenth(rows: Iterable[Mapping[str, float]], lower: Collection[str]) -> 
     """Return the mean of each metric over the tenth of the clients with its worst values.
 
     Args:
-        rows: Metrics of each client; a tenth of the clients is rounded up.
+        rows: Metrics of each client. The number of clients in the tenth is rounded up.
         lower: The metrics for which lower is better.
 
     Example:
@@ -352,7 +358,7 @@ def worst_tenth(rows: Iterable[Mapping[str, float]], lower: Collection[str]) -> 
     rows = list(rows)
     worst: dict[str, float] = {}
     for name in rows[0] if rows else ():
-        # NaN: training diverged, and nothing is worse.
+        # NaN means that training diverged. It counts as the worst value.
         values = sorted(
             (row[name] for row in rows),
             key=lambda x: -math.inf if math.isnan(x) else -x if name in lower else x,
@@ -367,8 +373,8 @@ def _together(
     clients: Mapping[str, Mapping[int, dict[str, float]]],
     learning: LearningTask,
 ) -> dict[str, Json]:
-    """Return global, local and worst-tier figures from those of each model."""
-    # The global model is not a tier, unless it is the only model.
+    """Return the global, local and worst-tier metrics, given the metrics of each model."""
+    # The global model counts as a tier only if it is the only model.
     tiers = [name for name in figures if name != GLOBAL] or list(figures)
     personal = _personal(clients, tiers)
     everywhere = {
@@ -391,9 +397,9 @@ def _together(
 def _personal(
     clients: Mapping[str, Mapping[int, dict[str, float]]], tiers: Sequence[str]
 ) -> dict[int, dict[str, float]]:
-    """Return the mean figures of each client over the tiers whose models it tested.
+    """Return for each client the mean metrics over the tiers whose models it tested.
 
-    Clients without a tier's model are tested with the global one.
+    Clients without a tier's model are tested with the global model.
     """
     personal = {
         client: mean_of(clients[name][client] for name in tiers if client in clients[name])
@@ -403,9 +409,9 @@ def _personal(
 
 
 def _worst(scores: Mapping[str, float], learning: LearningTask) -> str | None:
-    """Return the tier with the worst score; one that diverged is the worst.
+    """Return the metrics of the tier with the worst score. A tier that diverged is the worst.
 
-    None if no tier has a score, since no test target counts.
+    Returns None if no tier has a score, because all test targets are ignored.
     """
     if all(map(math.isnan, scores.values())):
         return None

@@ -1,4 +1,4 @@
-"""A resolved experiment: everything looked up, loaded and distributed."""
+"""Resolved experiments, with their models, data and clients."""
 
 from __future__ import annotations
 
@@ -27,29 +27,31 @@ from archgraph.states.copies import to_device
 
 @dataclass(frozen=True, eq=False)
 class Experiment:
-    """A resolved experiment, with all parts of a run.
+    """A resolved experiment: everything that is needed to run it.
 
     Attributes:
-        world: Clients, tiers and devices.
-        strategy: The method.
+        world: The clients, tiers and devices.
+        strategy: The federated method.
         data: The data set.
         shares: Dict from client to the indices of its training examples. An additional model has
-            the examples of the client that trains it.
+            the indices of the client that trains it.
         local: Options of local training.
-        evaluate: Settings of tests.
+        evaluate: Options of tests.
         engine: Number of processes, and limits on a client's time and memory.
-        attack: Attack of malicious clients.
+        attack: Options of malicious clients. Default: no client is malicious.
         sampled: Number of clients in each round. Default: all.
         patience: Number of consecutive rounds without an accepted update after which the run ends.
-            A round in which all clients fail ends it at once.
-        privacy: Differential privacy of clients. Default: none.
-        bound: Maximum size of an update in units of the round's median. Default: no limit.
-        text: The experiment as resolved, YAML, for the run folder.
-        facts: Everything that determines the run's numbers, as plain values.
-        locating: Context in which errors point at the line of a key in the file.
-        selection: Selection by held-out examples. Default: none are held out.
+            It ends at once after a round in which all clients fail.
+        privacy: Options of differential privacy. Default: none.
+        bound: Maximum size (root mean square) of an update, as a multiple of the median of the
+            round. Default: no limit.
+        text: The resolved experiment as YAML, which is written to the run folder.
+        facts: Everything that determines the results of the run, as JSON values.
+        locating: Returns a context in which errors point at the line of a key in the file.
+        selection: Options for selecting a round by its metrics on held-out examples. Default: no
+            examples are held out.
         held_out: Indices of the held-out training examples.
-        by_kind: Dict from tier to its options, which override ``local``.
+        by_kind: Dict from tier to options of local training that override ``local``.
     """
 
     world: World
@@ -73,7 +75,7 @@ class Experiment:
 
     @functools.cached_property
     def malicious(self) -> frozenset[int]:
-        """Ids of the clients that attack."""
+        """Ids of the malicious clients."""
         if self.attack is None:
             return frozenset()
         clients = self.world.participants
@@ -83,7 +85,7 @@ class Experiment:
 
     @functools.cached_property
     def exchanged(self) -> Mapping[int, torch.Tensor]:
-        """Dict from malicious client to its backdoor labels, if they are shuffled among clients.
+        """Dict from malicious client to its backdoor labels, if labels are shuffled among clients.
 
         All models of a client have the same labels.
         """
@@ -96,29 +98,29 @@ class Experiment:
 
     @property
     def rate(self) -> float:
-        """Share of the clients that take part in a round."""
+        """Fraction of the clients that take part in a round."""
         clients = len(self.world.participants)
         return 1.0 if self.sampled is None else min(self.sampled / clients, 1.0)
 
     @functools.cached_property
     def training(self) -> Split:
-        """The training examples: all, or those of clients where some are held out."""
+        """The training examples, without held-out examples."""
         if not len(self.held_out):
             return self.data.train
         return subset(self.data.train, np.unique(np.concatenate(self.shares)))
 
     @functools.cached_property
     def validating(self) -> Experiment:
-        """The experiment that tests on the held-out examples."""
+        """The same experiment with the held-out examples as its test data."""
         return dataclasses.replace(self, data=held_out(self.data, self.held_out))
 
     def local_of(self, client: int) -> LocalOptions:
-        """Return a client's training options; an additional model has its client's."""
+        """Return a client's options of local training."""
         clients = self.world.clients
         return self.by_kind.get(clients[clients[client].owner].name, self.local)
 
     def shard(self, client: int) -> Shard:
-        """Return a client's training data, copied on each call to save memory."""
+        """Return a client's training data. It is copied on each call to save memory."""
         train, share = self.data.train, self.shares[client]
         device, histogram = self.world.device, self.world.clients[client].histogram
         if train.stream is not None:
@@ -135,7 +137,7 @@ class Experiment:
     def _again(
         self, client: int, ids: torch.Tensor, seed: int
     ) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
-        """Read some of a client's examples again."""
+        """Read some of a client's examples again, with new random transforms."""
         return self.data.train.examples(torch.from_numpy(self.shares[client])[ids], seed)
 
     def work(
@@ -149,10 +151,10 @@ class Experiment:
         keep: State,
         **more: Any,
     ) -> Work:
-        """Create the work of a client, with its own copies of tensors and values.
+        """Create the input of a client's program, with copies of all tensors and values.
 
-        A part of the global model may share memory with the server's state. The client gets a copy,
-        so that a program that writes in place cannot change the server or private tensors.
+        The task's tensors may share memory with the server's state. The copies ensure that a
+        program that writes in place changes neither the server's state nor private tensors.
         """
         data, local = self.shard(client), self.local_of(client)
         mean, std = self.data.train.mean, self.data.train.std

@@ -1,4 +1,4 @@
-"""The identity of an experiment: YAML with every default, and facts that determine its numbers."""
+"""The identity of an experiment: its YAML with all defaults, and what determines its results."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from archgraph.module.initial import initial_state
 from archgraph.plain import Json
 from archgraph.states.state import equal
 
-# Keys that a resumed run may change: none affects the weights of a run without failures.
+# Keys that a resumed run may change. They do not affect the weights of a run without failures.
 NOT_FACTS = ("name", "out", "engine", "patience", "trackers")
 
 
 def family_of(spec: ExperimentSpec) -> FamilySpec:
-    """Return the family that an experiment names or contains."""
+    """Return the family that an experiment refers to or contains."""
     return load_family(spec.family) if isinstance(spec.family, str) else spec.family
 
 
 def local_by_kind(spec: ExperimentSpec) -> dict[str, LocalOptions]:
-    """Return the options of the kinds of client that have their own keys.
+    """Return a dict from kind of client to its own options of local training.
 
     Raises:
-        SpecError: If they are inconsistent with the options of the run.
+        SpecError: If these options are inconsistent with the experiment's ``local``.
     """
     options: dict[str, LocalOptions] = {}
     family = family_of(spec)
@@ -55,27 +55,27 @@ def local_by_kind(spec: ExperimentSpec) -> dict[str, LocalOptions]:
 
 
 def as_resolved(spec: ExperimentSpec, strategy: Strategy) -> str:
-    """Write the experiment as YAML with every default; :func:`prepare` reads it back."""
+    """Return the experiment as YAML with all defaults, which :func:`prepare` can read."""
     values = settled(spec, strategy, every=True)
     family = family_of(spec)
     values["family"] = family.model_dump(mode="json", by_alias=True, exclude_none=True)
     for kind, local in local_by_kind(spec).items():
         index = [member.name for member in family.clients].index(kind)
-        # Every key: omitted ones would be the run's, whose defaults are written, too.
+        # All keys: an omitted key would mean the run's value, whose default is written, too.
         run = dict.fromkeys(spec.local.written())
         values["family"]["clients"][index]["local"] = {**run, **local.written()}
     return yaml_text(values)
 
 
 def settled(spec: ExperimentSpec, strategy: Strategy, *, every: bool = False) -> dict[str, Json]:
-    """Return an experiment as plain values with every default, without its family.
+    """Return an experiment as JSON values with all defaults, without its family.
 
     Args:
         spec: The experiment.
-        strategy: Strategy of the experiment, with its options.
-        every: If True, include values that do not affect results, such as the location of the data.
+        strategy: The experiment's strategy.
+        every: If True, include values that do not affect results, such as the folder of the data.
     """
-    # Without options that are not set: runs from before an option existed stay comparable.
+    # Unset options are omitted, so that runs from before an option existed stay comparable.
     values = spec.model_dump(mode="json", by_alias=True, exclude={"family"}, exclude_none=True)
     values["local"] = spec.local.written()
     options, name = _options(strategy), spec.strategy_name
@@ -84,13 +84,13 @@ def settled(spec: ExperimentSpec, strategy: Strategy, *, every: bool = False) ->
     if not every:
         known = ("partition", *spec.data.known)
         values["data"] = {key: value for key, value in values["data"].items() if key in known}
-        if isinstance(spec.public, NamedData):  # by its content, as the data is
+        if isinstance(spec.public, NamedData):  # identified by its content, like the data
             values["public"].pop("root", None)
     return values
 
 
 def _options(strategy: Strategy) -> dict[str, Json]:
-    """Return the options of a strategy; newer ones only if set."""
+    """Return the options of a strategy; options that were added later only if they are set."""
     values: dict[str, Json] = pydantic_core.to_jsonable_python(strategy)
     for option in dataclasses.fields(strategy):
         if option.metadata.get(LATER) and getattr(strategy, option.name) == option.default:
@@ -99,7 +99,7 @@ def _options(strategy: Strategy) -> dict[str, Json]:
 
 
 def code_of(spec: ExperimentSpec, strategy: Strategy) -> dict[str, str]:
-    """Return digests of the user's modules that an experiment and its models name."""
+    """Return digests of the user's Python modules that an experiment and its models name."""
     family = family_of(spec)
     written = family.model_dump(mode="json", by_alias=True)
     models = [source.data for source in family.sources()]
@@ -114,10 +114,10 @@ def deciding_facts(
     public: Split | None = None,
     rows: Mapping[int, ClientRows] | None = None,
 ) -> Mapping[str, Json]:
-    """Return everything that determines the weights of a run, by content and not by file names."""
+    """Return everything that determines the weights of a run; files are identified by content."""
     values, by_kind = settled(spec, strategy), local_by_kind(spec)
     state = None if family.state is None else _given(spec, family.graph, family.state)
-    for name in (*NOT_FACTS, "evaluate", "weights"):  # for weights their content is a fact
+    for name in (*NOT_FACTS, "evaluate", "weights"):  # weights are identified by their content
         values.pop(name, None)
     return {
         **values,
@@ -142,7 +142,7 @@ def deciding_facts(
 
 
 def _given(spec: ExperimentSpec, graph: ArchGraph, state: State) -> State:
-    """Return the weights that are not drawn from the seed: equal in runs that differ only in it."""
+    """Return the initial weights that do not depend on the seed."""
     if spec.weights is None or not spec.weights.fresh:
         return state
     drawn = initial_state(graph, spec.seed)
@@ -155,13 +155,13 @@ def examples_digest(data: Dataset) -> str:
 
 
 def _examples(data: Dataset) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors of a data set, with the normalisation of its inputs."""
+    """Yield the tensors of a data set, and the normalisation of its inputs."""
     for part, split in (("train", data.train), ("test", data.test)):
         yield from ((f"{part}/{name}", tensor) for name, tensor in _tensors(split).items())
 
 
 def _tensors(split: Split) -> State:
-    """Return the tensors of a split by name."""
+    """Return a dict from name to tensor of a split."""
     statistics = {"mean": split.mean, "std": split.std}
     examples = {"inputs": split.inputs, "targets": split.targets, **split.beside}
     if split.stream is not None:  # there is only one example
@@ -170,7 +170,7 @@ def _tensors(split: Split) -> State:
 
 
 def _owners(data: Dataset) -> State:
-    """Return the examples of each owner; their order counts, their names do not."""
+    """Return the examples of each owner. The order of owners matters, their names do not."""
     return {f"{i:06}": torch.from_numpy(part) for i, part in enumerate(data.owners.values())}
 
 

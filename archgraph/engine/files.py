@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def verdict_of(spec: ExperimentSpec, path: Path, *, python: bool = False) -> Verdict:
-    """Check an experiment that was read from a file and possibly changed.
+    """Check an experiment that was read from a file and may have been changed since.
 
     Args:
         spec: The experiment.
@@ -43,19 +43,19 @@ def verdict_of(spec: ExperimentSpec, path: Path, *, python: bool = False) -> Ver
 def checked_experiment(
     spec: ExperimentSpec, path: Path, cache: dict[str, Any], *, begins: bool = False
 ) -> str:
-    """Summarise an experiment; raise any error that a run would raise before its first round.
+    """Check everything that a run does before its first round, and return a summary.
 
     Args:
         spec: The experiment.
-        path: The file that contains its family.
-        cache: Shared by one check of many files, so that a family is resolved once.
-        begins: Whether an experiment with the same start was already checked; weights are then not
+        path: The file that contains the experiment's family.
+        cache: Cache of one check of many files, so that each family is resolved once.
+        begins: Whether an experiment with the same start was already checked. Weights are then not
             needed.
 
     Raises:
         ArchGraphError: If the experiment cannot run.
     """
-    # Here, not above: kinds of files are known before torch is needed.
+    # Imported here, since file kinds are registered before torch is imported.
     import torch
 
     from archgraph.data import Dataset
@@ -84,7 +84,7 @@ def checked_experiment(
     text, family = checked_family(spec.family, path, cache)  # type: ignore[arg-type]  # was read
     if objective is not None and needs_consent(objective, torch.nn.Module):
         closed.append(objective)
-    # The rest of a run up to its first round, unless it needs code that is not imported.
+    # The rest of a run up to its first round, unless this needs code that is not imported.
     if not closed and data is not None and family is not None:
         _check_start(spec, data, family, begins=begins)
     text = f"{spec.strategy_name}, {plural(spec.rounds, 'round')}; {text}"
@@ -93,22 +93,22 @@ def checked_experiment(
 
 
 def _check_start(spec: ExperimentSpec, data: Dataset, family: Family, *, begins: bool) -> None:
-    """Prepare a run up to its first round, on shapes alone where the strategy can."""
+    """Prepare a run up to its first round, on shapes alone if the strategy supports this."""
     from archgraph.engine.world import first_state, prepare
 
     prepared = prepare(spec, imagined=data, family=_shapes(family))
     if begins:
         return
-    # Without numbers: a server-side computation of the strategy also runs on shapes.
+    # On shapes alone, including the strategy's server-side computations.
     world = dataclasses.replace(prepared.world, device="meta")
     try:
         first_state(dataclasses.replace(prepared, world=world))
-    except (NotImplementedError, RuntimeError):  # a strategy that chooses by weights needs them
+    except (NotImplementedError, RuntimeError):  # some strategies choose models by their weights
         first_state(prepare(spec, imagined=data, family=family))
 
 
 def _shapes(family: Family) -> Family:
-    """Replace the initial weights of a family by shapes without numbers."""
+    """Replace the initial weights of a family by tensors without values."""
     import torch
 
     def state(graph: ArchGraph) -> State:

@@ -38,12 +38,12 @@ from archgraph.rewrites.insert import fresh
 def matched(
     family: Family, data: Dataset, learning: LearningTask = CLASSIFICATION
 ) -> tuple[Family, Dataset]:
-    """Give all models of a family the same inputs; return family, and data with these inputs.
+    """Give all models of a family the same inputs, and return the family and its data.
 
-    Keeps the named inputs of the data that any model needs. Every model then takes these in the
-    data's order and ignores those that it does not need, so that one minibatch suits all models of
-    a client. A model with one input is unchanged if no other model needs more. If all models take
-    texts of any length, batches are shortened to their longest text.
+    The returned data has only the inputs that any of the models needs. Every model takes these
+    inputs in the same order, and ignores the inputs that it does not need. The models of a client
+    can then share minibatches. If all models take texts of any length, batches are trimmed to their
+    longest text.
 
     Raises:
         RunError: If a model does not fit the data; see :func:`fits`.
@@ -51,7 +51,7 @@ def matched(
     graphs = [g for g in (family.graph, *(m.graph for m in family.clients)) if g.nodes]
     asked = {key for graph in graphs if len(graph.inputs) > 1 for key, _ in graph.inputs}
     data = data.with_only(asked)
-    # Each architecture once, by value: many clients share one.
+    # Each architecture is fitted once, since many clients share it.
     adapted = {graph: fitted(graph, data) for graph in dict.fromkeys(graphs)}
     for graph in adapted.values():
         fits(graph, data, learning)
@@ -69,10 +69,10 @@ def matched(
 
 
 def _padding(graph: ArchGraph, data: Dataset, learning: LearningTask) -> TextPadding | None:
-    """Return how batches are cut if models take texts of any length, else None.
+    """Return the trimming of batches if all models take texts of any length, else None.
 
-    Targets have positions if the trained output does; if that is ambiguous, and it matters, batches
-    are not cut.
+    Targets are trimmed if the trained output has an axis of positions. If this is unclear, batches
+    are not trimmed.
     """
     lengths = {size for n in graph.nodes if n.op == "input" for size in n.shape[1:2]}
     if data.mask not in data.inputs or len(lengths) != 1:
@@ -92,9 +92,11 @@ def _padding(graph: ArchGraph, data: Dataset, learning: LearningTask) -> TextPad
 
 
 def with_spare_tokens(data: Dataset, family: Family) -> Dataset:
-    """Treat outputs of models beyond a tokenizer's vocabulary as tokens that never occur.
+    """Allow models to have more outputs than the vocabulary has tokens.
 
-    Published models often have more outputs than tokens, to get a round number.
+    The additional outputs are treated as tokens that never occur.
+
+    Published models often round the number of outputs up.
     """
     if not data.tokens or data.train.targets.dim() != 2 or data.classes != data.tokens:
         return data
@@ -125,9 +127,11 @@ def check_images(data: Dataset) -> None:
 
 
 def fitted(graph: ArchGraph, data: Dataset) -> ArchGraph:
-    r"""Give an architecture all named inputs of the data, in their order; its function stays.
+    r"""Give an architecture all inputs of the data, in the data's order.
 
-    If a model has a single input, it may have any name, and gets the data's first input.
+    The inputs that it does not use are ignored, so its outputs do not change.
+
+    The only input of a model may have any name. It gets the data's first input.
 
     Raises:
         RunError: If the architecture needs an input that the data does not have.
@@ -161,18 +165,18 @@ def fitted(graph: ArchGraph, data: Dataset) -> ArchGraph:
         node = Node(fresh(names, name), "input", (), kind)
         nodes[node.name] = node
         inputs.append((name, Ref(node.name)))
-    # Inputs come first in a graph, in the order in which they are passed.
+    # Inputs are the first nodes of a graph, in the order in which they are passed.
     leading = [nodes[ref] for _, value in inputs for ref in refs(value)]
     rest = [node for node in graph.nodes if node.op != "input"]
     return graph.replace(inputs=tuple(inputs), nodes=(*leading, *rest))
 
 
 def _check_known(graph: ArchGraph, data: Dataset) -> None:
-    """Raise if a model has no input, or one whose name the data does not have."""
+    """Check that a model has inputs, and that the data has inputs with the same names."""
     unknown = [key for key, _ in graph.inputs if key not in data.inputs]
     if unknown or not graph.inputs:
         raise RunError(
-            "the model takes an input that the data does not have",
+            "the data lacks an input of the model",
             where=graph.name or "model",
             found=", ".join(unknown) or "no input",
             expected=f"some of {', '.join(data.inputs)} ({data.name})",
@@ -180,7 +184,7 @@ def _check_known(graph: ArchGraph, data: Dataset) -> None:
 
 
 def _like_first(graph: ArchGraph, data: Dataset, tensor: torch.Tensor) -> tuple[Size, ...]:
-    """Return the shape of an input that a model does not need: open where the first one is."""
+    """Return the shape of an unused input, with the same dynamic sizes as the first input."""
     firsts = [n.shape for n in graph.nodes if n.op == "input"]
     if firsts and tuple(tensor.shape[1:]) == data.shape and len(firsts[0]) == tensor.dim():
         return firsts[0]
@@ -191,7 +195,8 @@ def fits(graph: ArchGraph, data: Dataset, learning: LearningTask = CLASSIFICATIO
     """Check that a model takes the data's examples and tokens, and has the outputs of the task.
 
     Raises:
-        RunError: Names the inputs or outputs of the model, and those of the data.
+        RunError: If the model does not fit. The message shows the inputs or outputs of the model,
+            and those that the data needs.
     """
     where = graph.name or "model"
     inputs = [node for node in graph.nodes if node.op == "input"]
@@ -202,7 +207,7 @@ def fits(graph: ArchGraph, data: Dataset, learning: LearningTask = CLASSIFICATIO
     for node, example in zip(inputs, examples, strict=True):
         if node.dtype != example.dtype and not example.dtype.startswith("int"):
             raise RunError(
-                "the model computes in another type than the data has",
+                "the model and the data have different dtypes",
                 where=where,
                 found=f"{node.dtype} as {node.name}, and data of {example.dtype} ({data.name})",
                 hint="trace `model.float()` on examples of float32",
@@ -216,15 +221,15 @@ def fits(graph: ArchGraph, data: Dataset, learning: LearningTask = CLASSIFICATIO
 
 
 def _examples(data: Dataset) -> list[TensorType]:
-    """Return the types of a batch's inputs, as a model takes them."""
-    # Not taken from the first tensor, which is stored compactly: images as bytes, for example.
+    """Return the dtypes and shapes of a batch's inputs, as models get them."""
+    # Not from the stored tensors, which may be compact: images are stored as bytes, for example.
     first = TensorType((BATCH, *data.shape), "int64" if data.integral else "float32")
     others = data.train.beside.values()
     return [first, *(TensorType((BATCH, *x.shape[1:]), _dtype(x)) for x in others)]
 
 
 def _sizes(graph: ArchGraph, data: Dataset) -> dict[str, int] | None:
-    """Return the open sizes at which a model takes two of the data's examples; None if none fit."""
+    """Return the values of a model's dynamic sizes for a batch of 2, if the data fits."""
     inputs, examples = [node for node in graph.nodes if node.op == "input"], _examples(data)
     if len(inputs) != len(examples):
         return None
@@ -249,7 +254,7 @@ def _sizes(graph: ArchGraph, data: Dataset) -> dict[str, int] | None:
 
 
 def _listed(names: Sequence[str], types: Sequence[TensorType]) -> str:
-    """Return the types of inputs, by name if there are several.
+    """Return dtypes and shapes of inputs as text, with names if there are several inputs.
 
     >>> _listed(["x"], [TensorType((BATCH, 3), "float32")])
     'float32[batch, 3]'
@@ -260,14 +265,14 @@ def _listed(names: Sequence[str], types: Sequence[TensorType]) -> str:
 
 
 def _remedy(inputs: Sequence[Node], examples: Sequence[TensorType]) -> str | None:
-    """Return advice on inputs that do not fit, if it is clear."""
+    """Return advice on inputs that do not fit, if the cause is clear."""
     if len(inputs) != 1 or len(examples) != 1:
         return None
     takes, gives = inputs[0].shape[1:], examples[0].shape[1:]
     if takes == gives and BATCH not in inputs[0].shape:
         return (
-            "the model is for one batch size: trace it with an example that it takes in batches of "
-            "any size, and open an ONNX file by {onnx: FILE, sizes: {batch: open}}"
+            "the model has a fixed batch size; trace the model so that it takes batches of "
+            "any size, or open an ONNX file with {onnx: FILE, sizes: {batch: open}}"
         )
     if takes == gives:
         integers = examples[0].dtype.startswith("int")
@@ -276,21 +281,22 @@ def _remedy(inputs: Sequence[Node], examples: Sequence[TensorType]) -> str | Non
         return "channels come first: images.permute(0, 3, 1, 2)"
     if takes[1:] == gives:
         return f"write the model's inputs without the batch axis: {list(gives)}"
-    return f"a model of this data takes {list(gives)} for each example"
+    return f"a model for this data takes inputs {list(gives)} for each example"
 
 
 def _dtype(tensor: torch.Tensor) -> str:
-    """Return the type of a model's input: integers are indices, which embeddings take as int64."""
+    """Return the dtype of a model's input; embeddings take integers as int64."""
     return "float32" if tensor.is_floating_point() else "int64"
 
 
 def with_main_output(learning: LearningTask, graphs: Sequence[ArchGraph]) -> LearningTask:
-    """Return the task with the output to use if models return several only in training.
+    """Return the task with `output` set, if models return several outputs only in training.
 
-    It is the one that they also return in tests. Models that differ in its position need `output:`.
+    The output that models also return in tests is the trained one. If its position differs between
+    models, the task needs `output:`.
 
     Raises:
-        RunError: If the task names another output than the one that a model returns in tests.
+        RunError: If the task names an output that a model does not return in tests.
     """
     keys = set[str | int]()
     for graph in graphs:
@@ -301,14 +307,14 @@ def with_main_output(learning: LearningTask, graphs: Sequence[ArchGraph]) -> Lea
         output = learning.predict.output
         if _value_of(output, values, main) != values[main]:
             raise RunError(
-                "is trained, but in tests the model returns only another output",
+                "is trained, but the model does not return this output in tests",
                 where=f"task.output: {graph.name or 'model'}",
                 found=output,
-                expected=f"{main}, the one of tests",
-                hint="remove it, or write `auxiliary` for the weight of the others",
+                expected=f"{main}, the output in tests",
+                hint="remove `output`; set `auxiliary` to train the other outputs, too",
             )
     if learning.form == "any" and learning.predict == Logits() and not learning.auxiliary:
-        # With only an objective outputs are unknown: they are passed unchanged.
+        # With an objective and no kind, all outputs are passed to the objective.
         if not keys and any(map(_is_unclear, graphs)):
             return dataclasses.replace(learning, predict=Outputs())
     if learning.predict == Logits() and len(keys) == 1:
@@ -317,10 +323,10 @@ def with_main_output(learning: LearningTask, graphs: Sequence[ArchGraph]) -> Lea
 
 
 def _unfit(data: Dataset, inputs: Sequence[Node], where: str) -> RunError:
-    """Return the error of a model whose inputs do not match the data."""
+    """Return the error for a model whose inputs do not fit the data."""
     examples, kinds = _examples(data), [TensorType(n.shape, n.dtype) for n in inputs]
     return RunError(
-        "the model does not take this data",
+        "the model's inputs do not fit the data",
         where=where,
         found=f"{_listed(data.inputs, examples)} ({data.name})",
         expected=_listed([n.name for n in inputs], kinds) or "no input",
@@ -331,23 +337,23 @@ def _unfit(data: Dataset, inputs: Sequence[Node], where: str) -> RunError:
 def _value_of(
     output: str | int | None, values: Mapping[str | int, Value], main: str | int
 ) -> Value:
-    """Return the training result of a key or a position; the main one if there is none."""
+    """Return the training output with this key or position, or else the main output."""
     names = list(values)
     key = names[output] if isinstance(output, int) and output < len(names) else output
     return values[main] if key is None else values.get(key, values[main])
 
 
 def _is_unclear(graph: ArchGraph) -> bool:
-    """Return whether the output of a graph for the loss is ambiguous, or there are several."""
+    """Return whether a graph has several outputs, or it is unclear which one is trained."""
     outputs = results(graph)[0]
     return _logits(outputs) is None or len(_by_key(outputs)) > 1
 
 
 def _training_results(graph: ArchGraph) -> tuple[str | int | None, dict[str | int, Value]]:
-    """Return the key of the training result that tests also return, and all results by key.
+    """Return the key of the training output that tests also return, and all training outputs.
 
-    A key is a name or a position. A model may compute the result by other operators in training:
-    then it is the first of its shape.
+    A key is a name or a position. If a model computes this output by other operators in training,
+    the first output with its shape is meant.
     """
     tested, trained = map(_by_key, results(graph))
     single = next(iter(tested.values())) if len(tested) == 1 else None
@@ -361,25 +367,26 @@ def _training_results(graph: ArchGraph) -> tuple[str | int | None, dict[str | in
 
 
 def _by_key(outputs: Value) -> dict[str | int, Value]:
-    """Return results by key or position."""
+    """Return a dict from key or position to output."""
     if isinstance(outputs, Record):
         return dict(outputs.fields)
     return dict(enumerate(outputs if isinstance(outputs, tuple) else (outputs,)))
 
 
 def check_outputs(model: Evaluated, data: Dataset, learning: LearningTask) -> None:
-    """Check that a model's outputs contain one prediction for each target of an example.
+    """Check that a model returns one prediction for each target of an example.
 
-    If outputs differ in training mode, these are checked, too; auxiliary outputs only if their loss
-    has a weight.
+    If training outputs differ, they are checked, too. Auxiliary outputs are checked only if they
+    are trained.
 
     Raises:
-        RunError: Names the model's outputs, and those that the task needs.
+        RunError: If an output does not fit. The message shows the model's outputs, and the outputs
+            that the task needs.
     """
     predict = model.predict or learning.predict
     tested, trained = results(model.graph)
     sizes = {**example_sizes(model.graph, 2), **(_sizes(model.graph, data) or {})}
-    # The common case once; losses of auxiliary outputs exist only in training.
+    # Equal outputs are checked once. Auxiliary outputs are trained, but not tested.
     for outputs in (tested,) if tested == trained and not learning.auxiliary else (tested, trained):
         value = _outputs(model.graph, outputs, sizes)
         try:
@@ -393,7 +400,7 @@ def check_outputs(model: Evaluated, data: Dataset, learning: LearningTask) -> No
 
 
 def results(graph: ArchGraph) -> tuple[Value, Value]:
-    """Return a model's outputs in tests, and in training."""
+    """Return a model's outputs in tests, and its outputs in training."""
     return in_mode(graph.outputs, False), in_mode(graph.outputs, True)
 
 
@@ -411,25 +418,25 @@ def _shaped(shape: Sequence[object], data: Dataset, learning: LearningTask, wher
         where=where,
         found=actual,
         expected=f"{' or '.join(allowed)}: {learning.says(classes)} ({data.name})",
-        hint="flatten, or pool, in front of the classifier" if flat else _reading(data, len(shape)),
+        hint="flatten or pool in front of the classifier" if flat else _reading(data, len(shape)),
     )
 
 
 def _reading(data: Dataset, axes: int) -> str | None:
-    """Return advice if targets seem to be read differently than intended."""
+    """Return advice if the targets may have been interpreted wrongly."""
     targets = data.train.targets
     if data.classes is None or targets.dtype != torch.int64:
         return None
     if targets.dim() == 2 and axes == 1:
-        positions = f"targets [example, {targets.shape[1]}] are read as a class at each position"
-        return f"{positions}; one class for each example is [example], as targets[:, 0]"
+        positions = f"targets [example, {targets.shape[1]}] are read as a class per position"
+        return f"{positions}; for one class per example, pass targets[:, 0]"
     if bool((targets == 0).any()):
         return None
-    return "no example is of class 0: if classes are counted from 1, write targets - 1"
+    return "no example has class 0; if classes are numbered from 1, pass targets - 1"
 
 
 def _outputs(graph: ArchGraph, value: Value, sizes: Mapping[str, int]) -> object:
-    """Return a model's outputs for two examples, without values: tensors on the meta device."""
+    """Return a model's outputs for two examples, as tensors without values (meta device)."""
     match value:
         case Record(fields):
             return {key: _outputs(graph, item, sizes) for key, item in fields}
@@ -443,7 +450,7 @@ def _outputs(graph: ArchGraph, value: Value, sizes: Mapping[str, int]) -> object
 
 
 def _lookups(graph: ArchGraph) -> ArchGraph:
-    """Return the part of a graph that takes integers, up to its first results of another type."""
+    """Return the part of a graph that computes integers, and its first results of another dtype."""
     tested = specialise(graph, training=False)
     integers = ("int", "uint", "bool")
     words = {n.name for n in tested.nodes if all(t.dtype.startswith(integers) for t in n.types)}
@@ -456,7 +463,7 @@ def _lookups(graph: ArchGraph) -> ArchGraph:
 
 
 def _logits(outputs: Value) -> Ref | None:
-    """Return the output that :class:`archgraph.federation.Logits` takes, if it is clear."""
+    """Return the output that :class:`archgraph.federation.Logits` selects, if it is unambiguous."""
     if isinstance(outputs, Record):
         fields = dict(outputs.fields)
         outputs = fields.get("logits", next(iter(fields.values())) if len(fields) == 1 else None)
@@ -466,15 +473,15 @@ def _logits(outputs: Value) -> Ref | None:
 def _knows_words(graph: ArchGraph, data: Dataset) -> None:
     """Check that a model has an embedding for the largest token, by running it on this token.
 
-    Only the weights have the number of rows, and indices may be computed from tokens. Therefore the
-    part of the graph that takes integers is run, up to its first floating point results.
+    Indices of embeddings may be computed from tokens. Therefore the part of the graph that computes
+    integers is run, up to its first floating-point results.
     """
     splits = (data.test,) if data.train.stream is not None else (data.train, data.test)
     split = max(splits, key=lambda split: int(split.inputs.max()))
     largest = split.inputs.flatten(1).max(1).values
     example = int(largest.argmax())
     (tokens, *others), _ = split.examples([example])  # a copy
-    # A tokenizer may have tokens that this data lacks: then it is not the tokenizer of the model.
+    # A tokenizer may have tokens that do not occur in this data.
     most = max(int(largest.max()), data.tokens - 1)
     tokens.view(-1)[tokens.argmax()] = most
     leaves = (p for p in graph.params if p.role != "constant")
@@ -486,9 +493,9 @@ def _knows_words(graph: ArchGraph, data: Dataset) -> None:
     except IndexError as error:
         beside = "".join(f"; {name} up to {int(x.max())}" for name, x in split.beside.items())
         raise RunError(
-            "the model does not know these words",
+            "the model's embedding has too few rows for the vocabulary",
             where=graph.name or "model",
-            found=f"the number {most}, and an embedding of fewer rows{beside}",
+            found=f"token {most}, but fewer rows{beside}",
             expected=f"an embedding of at least {most + 1} rows ({data.name})",
             hint="use the model's own tokenizer, or enlarge its embedding"
             if data.tokens

@@ -1,4 +1,4 @@
-"""Load: architectures and models, from files, folders and runs."""
+"""Load architectures and models from files, folders and runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from archgraph.language.yaml import is_onnx, read_document
 
 def load(
     path: str | os.PathLike[str], choices: Choices | None = None, *, python: bool = False
-) -> Any:  # not a union, whose other members each caller would have to exclude
+) -> Any:  # not a union, since each caller would have to exclude the other types
     """Load a model from a file, a saved folder, a transformers folder, or a run.
 
     Args:
@@ -27,17 +27,17 @@ def load(
         python: If True, allow running the Python code that the file, or the run's files, refer to.
 
     Returns:
-        For a YAML file, the graph. For files with weights (ONNX, a folder, ``RUN:NAME``), a pair as
-        returned by :func:`archgraph.trace`: ``graph, state = load("net.onnx")``; for a transformers
-        folder, as returned by :func:`archgraph.from_transformers`. For a run folder, a dict from
-        the name of each model to its pair. The state of a run's model includes the running
+        For a YAML file, the graph. For files with weights (ONNX, a folder, ``RUN:NAME``), the
+        result of :func:`archgraph.trace`: ``graph, state = load("net.onnx")``. For a transformers
+        folder, the result of :func:`archgraph.from_transformers`. For a run folder, a dict from the
+        name of each model to its graph and state. The state of a run's model includes the running
         statistics that its test used.
 
     Raises:
         SpecError: If the file cannot be read, if it refers to Python code and ``python`` is False,
-            or if the run has no such model. The message gives the file, line and key.
+            or if the run has no model with this name. The message shows the file, line and key.
         TraceError: If the file refers to a Python model that cannot be traced.
-        ArchGraphError: If a run's data is missing or its checkpoint damaged.
+        ArchGraphError: If a run's data is missing or its checkpoint is damaged.
     """
     address = Address.of(path)
     if is_transformers(address.path):

@@ -1,9 +1,9 @@
-"""The local engine: runs all clients on this machine, sequentially or several in parallel.
+"""The local engine: runs all clients on this machine, one at a time or in parallel.
 
-Only one client's model and update per worker are in memory at a time, whatever the number of
-clients: the strategy creates tasks and receives results as a stream, in the clients' order. All
-    randomness comes from generators seeded by (seed, purpose, round, client), so that a run that is
-    resumed after a crash ends with the same bits.
+Each worker process has one client's model and update in memory at a time. The strategy creates
+tasks and reads results one by one, in the clients' order. All random numbers come from generators
+seeded by seed, purpose, round and client, so that a run that is resumed after a crash has
+bit-identical results.
 """
 
 from __future__ import annotations
@@ -52,11 +52,12 @@ class Run:
     Attributes:
         experiment: The experiment.
         server: State of the server after the last round.
-        rounds: A line per round, as in ``metrics.jsonl``.
+        rounds: The record of each round, a dict as in ``metrics.jsonl``.
         folder: The run folder, if there is one.
-        notes: Notes about data that may be read unexpectedly, about reasons why results may differ
-            from those of an uninterrupted run, and about trackers that failed.
-        best: The round that the run ends with under `keep: best`. Default: the last round.
+        notes: Notes about data that may have been interpreted wrongly, about trackers that failed,
+            and about reasons why results may differ from those of an uninterrupted run.
+        best: The round whose weights the run ends with, if the experiment sets `keep: best`.
+            Default: the last round.
     """
 
     experiment: Experiment
@@ -68,50 +69,50 @@ class Run:
 
     @property
     def evaluation(self) -> Mapping[str, Json]:
-        """The evaluation of the last round, or of the best round under `keep: best`."""
+        """The evaluation of the last round, or with `keep: best` of the best round."""
         until = [r for r in self.rounds if self.best is None or r["round"] <= self.best]
         return next((r["evaluation"] for r in reversed(until) if r.get("evaluation")), {})
 
     @property
     def troubles(self) -> tuple[str, ...]:
-        """Rejected updates, failed clients and metrics that are not finite, with their rounds."""
+        """Rejected updates, failed clients and non-finite metrics, with their rounds."""
         return tuple(troubles(self.rounds))
 
     @property
     def sound(self) -> bool:
-        """Whether the last round accepted an update, and the last test's figures are finite."""
+        """Whether the last round accepted an update, and the last test's metrics are finite."""
         accepted = not self.rounds or not idle(self.rounds[-1])
         return accepted and not any(troubles([{"evaluation": self.evaluation}]))
 
     @property
     def privacy(self) -> Mapping[str, Json]:
-        """The ``epsilon`` spent so far for the experiment's ``delta``; None if it is infinite."""
+        """The privacy spent so far, ``epsilon`` and ``delta``; ``epsilon`` is None if infinite."""
         return self.rounds[-1].get("privacy", {}) if self.rounds else {}
 
     @property
     def models(self) -> tuple[Evaluated, ...]:
-        """The evaluated models of the strategy, with their trained weights."""
+        """The models that the strategy evaluates, with their trained weights."""
         strategy, world = self.experiment.strategy, self.experiment.world
         models = strategy.evaluated(world, self.server)
         return tuple(private_models(strategy, world, models, every=True))
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Seconds of all rounds for each phase: local training, server, evaluation, record."""
+        """Dict from phase (such as local training or evaluation) to its seconds in all rounds."""
         names = ("local", "server", "evaluate", "record", "total")
         return {name: sum(r["seconds"].get(name, 0.0) for r in self.rounds) for name in names}
 
     def to_frame(self) -> DataFrame:
-        """Return a data frame with a row per figure: round, part, group, metric, value.
+        """Return a data frame with a row per value: round, part, group, metric, value.
 
-        ``part`` is ``test``, ``test local``, ``validation``, ``train`` or ``run``; ``group`` is the
-        model, the client or the run. See :class:`archgraph.record.points.Point`. Tables, plots and
-        reports of runs use the same frame.
+        ``part`` is ``test``, ``test local``, ``validation``, ``train`` or ``run``. ``group`` is the
+        name of a model, a client or the run. See :class:`archgraph.record.points.Point`. Tables,
+        plots and reports of runs use the same values.
         """
         return frame(self.rounds)
 
     def table(self) -> Table:
-        """Return a table with a row per tier, followed by privacy, problems and notes."""
+        """Return a table with a row per model, followed by privacy, problems and notes."""
         tiers, private = table(self.experiment.world, self.evaluation), ""
         if self.privacy:
             spent, delta = self.privacy["epsilon"], self.privacy["delta"]
@@ -127,7 +128,7 @@ class Run:
         return replace(tiers, note="; ".join(filter(None, notes)))
 
     def __repr__(self) -> str:
-        """Render rounds, figures of the global model and folder on one line."""
+        """Return one line with the rounds, the metrics of the global model and the folder."""
         figures = self.evaluation.get(GLOBAL, {})
         measured = "".join(f", {k} {v:.4g}" for k, v in figures.items() if v is not None)
         folder = "" if self.folder is None else f", {self.folder}"
@@ -135,7 +136,7 @@ class Run:
         return f"Run({plural(len(self.rounds), 'round')}{measured}{folder}{wrong})"
 
     def _repr_html_(self) -> str:
-        """Return the report of the run, or else its table, as HTML for notebooks."""
+        """Return the report of the run as HTML for notebooks; without a folder, its table."""
         world, table = self.experiment.world, self.table()._repr_html_()
         if self.folder is not None:
             return framed(page_text("run", self.folder), table, f"run in {self.folder}", 700)
@@ -158,34 +159,35 @@ def run(
     """Run an experiment.
 
     Args:
-        experiment: A file, a parsed file, or a dict with the same keys, in which a model may be a
+        experiment: A file, a parsed file, or a dict with the same keys. In a dict, a model may be a
             graph or the result of ``ag.trace``.
-        out: Run folder. Default: the folder that the experiment names, or else nothing is written.
-        resume: Resume the run in the folder after its last checkpoint. If the run stopped before
-            its folder was complete, start again.
-        resume_from: Resume the run after this round; later rounds are removed.
-        overwrite: Replace the run in the folder, once the new one is ready to start.
-        data_root: Folder of the data. Default: that of the experiment, or else the folder in
-            ``ARCHGRAPH_DATA``.
-        data: Data to use instead of the experiment's ``data``. Either ``(train, test)``, each a
-            torch dataset or a pair ``(inputs, targets)`` of tensors, where ``train`` may also be a
-            mapping by client (see :func:`archgraph.data.dataset_of`). Or ``{"huggingface": dataset,
-            …}`` with a Dataset or DatasetDict, and the other keys as in a file: ``inputs`` or
-            ``text``, ``target``.
+        out: Run folder. Default: the experiment's folder; if it does not name a folder, nothing is
+            written.
+        resume: Resume the run in the folder from its last checkpoint. If the run stopped before its
+            folder was complete, start again.
+        resume_from: Resume the run after this round, and remove later rounds.
+        overwrite: Replace the run in the folder, once the new run is ready to start.
+        data_root: Folder of the data. Default: the experiment's folder, or else ``ARCHGRAPH_DATA``.
+        data: Data to use instead of the experiment's ``data``. It is either a pair ``(train,
+            test)``, where each is a torch dataset or a pair ``(inputs, targets)`` of tensors, and
+            ``train`` may also be a mapping from clients to such data (see
+            :func:`archgraph.data.dataset_of`). Or it is ``{"huggingface": dataset, …}`` with a
+            Dataset or DatasetDict, and the keys ``inputs`` or ``text``, and ``target``, as in a
+            file.
         progress: Write a line per round to standard error.
         python: Consent to run the Python code that the experiment, its data and its models name.
-        trackers: Trackers to report every round to, in addition to those of the experiment: names,
-            names with options (``{"csv": {"path": "figures.csv"}}``), or objects with ``begin``,
-            ``round`` and ``end`` (:class:`archgraph.record.Tracker`).
+        trackers: Trackers that get the metrics of every round, in addition to the experiment's
+            trackers. Each is a name, a name with options (``{"csv": {"path": "figures.csv"}}``), or
+            an object with the methods of :class:`archgraph.record.Tracker`.
 
     Returns:
-        The finished run: server state, a line per round, a table.
+        The finished run: server state, metrics of each round, a table.
 
     Raises:
-        ArchGraphError: If the experiment is invalid, or the folder is in use, cannot be written,
-            contains another experiment, or one of its files was changed: then nothing is written.
-            Also if all clients of a round fail, or no update is accepted for `patience` rounds:
-            then the earlier rounds stay recorded.
+        ArchGraphError: If the experiment is invalid, or if the folder is in use, cannot be written,
+            contains another experiment or a changed file. Nothing is written in these cases. Also
+            if all clients of a round fail, or no update is accepted for `patience` rounds. The
+            earlier rounds then stay recorded.
     """
     spec = experiment if isinstance(experiment, ExperimentSpec) else load_experiment(experiment)
     folder = None if out is None and spec.out is None else Path(out or spec.out or "")
@@ -195,15 +197,15 @@ def run(
     receivers += [tracker(choice) for choice in trackers]
     if resume:
         _check_resumable(folder, overwrite=overwrite)
-    # Before the data is read: a folder that cannot be written should not cost minutes.
+    # Checked before the data is read, which may take minutes.
     free = reserved(folder, overwrite=overwrite) if folder is not None and not resume else None
-    # A caller's `no_grad` or `inference_mode` is for the caller's own tensors.
+    # The caller's `no_grad` or `inference_mode` must not affect training.
     unaffected = torch.inference_mode(False), torch.enable_grad()
     with free or contextlib.nullcontext(), unaffected[0], unaffected[1]:
         prepared = prepare(spec, data_root=data_root, data=data, python=python)
         start: Callable[..., Run] = execute
         if prepared.engine.kind != LOCAL:
-            # Other engines, such as Flower, are imported on demand.
+            # Other engines, such as Flower, are imported when they are needed.
             engine = installed_engines()[prepared.engine.kind].load()
             start = functools.partial(engine, data=data, python=python or consent_given())
         return start(
@@ -230,18 +232,18 @@ def execute(
     name: str = "",
     elsewhere: Elsewhere | None = None,
 ) -> Run:
-    """Run an experiment that is already prepared, in this process or elsewhere; see :func:`run`."""
+    """Run a prepared experiment; see :func:`run` for the arguments."""
     with contextlib.ExitStack() as stack:
         loop = Loop(experiment, elsewhere=elsewhere)
         stack.callback(loop.close)
         rounds, device = experiment.world.rounds, experiment.world.device
-        # Before anything is written: the strategy may refuse this world.
+        # Before anything is written, since the strategy may raise an error for this world.
         first = first_state(experiment)
         added = kept_additions(experiment, first)
         checkpoint = None
         if out is not None:
             check_tensors(first.tensors)
-            # JSON lacks NaN: facts must equal those read from facts.json when a run is resumed.
+            # JSON lacks NaN. The facts must be equal to those in facts.json when a run is resumed.
             facts = json_safe({**experiment.facts, "rounds": rounds})
             if resume_from is not None or (resume and resumable(out)):
                 selection = experiment.selection
@@ -270,10 +272,10 @@ def execute(
             loop.start(first)
         while loop.done < rounds and not loop.stopped:
             loop.round()
-        loop.trackers.end()  # now, not at the stack's end: its notes belong to the run
+        loop.trackers.end()  # now, not at the stack's end, since its notes belong to the run
         recorded = () if loop.record is None else loop.record.notes
         private = (
-            f"tier {tier}: the global model lacks {listed(names)}: that stays with its clients"
+            f"tier {tier}: the global model lacks {listed(names)}, which stays with its clients"
             for tier, names in added.items()
         )
         nothing = nothing_counts(experiment)
@@ -285,12 +287,12 @@ def execute(
 
 
 def nothing_counts(experiment: Experiment) -> Iterator[str]:
-    """Yield a note for each client and each test all of whose targets are ignored."""
+    """Yield a note for each client, and each test set, whose targets are all ignored."""
     for client in experiment.world.clients:
         if client.examples and not client.weight:
             yield (
                 f"client {client.id} ({client.name}): no target counts (all are -100, or of "
-                "classes of weight 0), so it is not merged"
+                "classes of weight 0), so its updates are not merged"
             )
     tests = {"test": experiment}
     tests |= {} if experiment.selection is None else {"validation": experiment.validating}
@@ -301,22 +303,22 @@ def nothing_counts(experiment: Experiment) -> Iterator[str]:
 
 
 def _by_default(trackers: Sequence[Tracker], progress: bool) -> Sequence[Tracker]:
-    """Return a tracker that writes a line per round, unless there is one."""
+    """Return a tracker that writes a line per round, unless one is already requested."""
     spoken = any(isinstance(one, ConsoleTracker) for one in trackers)
     return () if spoken or not progress else (ConsoleTracker(),)
 
 
 def _files(experiment: Experiment, added: Mapping[str, list[str]]) -> dict[str, str]:
-    """Return the run folder's files on clients and architectures, which explain its tensors."""
+    """Return the files of the run folder that describe its clients and architectures."""
     world = experiment.world
     graphs = {GLOBAL: world.graph, **{tier.name: tier.graph for tier in world.tiers}}
-    # A family without a global model has an empty graph in its place.
+    # A family without a global model has an empty graph instead.
     models = {f"models/{name}.yaml": dump(graph) for name, graph in graphs.items() if graph.nodes}
     return {FILE: clients_file(experiment, added), **models}
 
 
 def _check_resumable(folder: Path | None, *, overwrite: bool) -> None:
-    """Raise unless a folder holds a run that can be resumed."""
+    """Check that a folder contains a run that can be resumed."""
     if folder is None:
         raise RunError("no run to resume", found="no run folder", hint="name it: out=...")
     if overwrite:

@@ -1,4 +1,4 @@
-"""Mixed precision of programs: products in bfloat16, weights unchanged."""
+"""Mixed precision: matrix products of clients' programs in bfloat16."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from archgraph.federation import Outcome, Program, State, Work
 
 
 def performed(program: Program, work: Work) -> Outcome:
-    """Run a program on its work, in the precision of ``local.precision``.
+    """Run a client's program with the precision that ``local.precision`` sets.
 
-    PyTorch's autocast converts the inputs of matrix products and convolutions. Weights, gradients
-    of weights, losses and statistics keep their dtype. Converted weights are not cached, since a
+    PyTorch's autocast converts the inputs of matrix products and convolutions. Weights, their
+    gradients, losses and statistics keep their dtype. Converted weights are not cached, since a
     program changes weights in place.
 
     Args:
@@ -30,7 +30,7 @@ def performed(program: Program, work: Work) -> Outcome:
 
 
 def _wide(state: State) -> dict[str, Tensor]:
-    """Return leaving activations in the type in which the server computes."""
+    """Convert bfloat16 tensors that are sent or kept to float32."""
     return {
         name: tensor.float() if tensor.dtype == torch.bfloat16 else tensor
         for name, tensor in state.items()

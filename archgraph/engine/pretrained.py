@@ -24,12 +24,12 @@ from archgraph.record.proof import sha256
 from archgraph.states import State
 from archgraph.states.updates import finite
 
-# A file may hold this much more than the model needs: other heads, the state of an optimiser.
+# A file may be this many times larger than the model: it may contain optimiser states, too.
 SPARE_BYTES, SPARE_TIMES = 1 << 30, 4
 
 
 def lacking_weights(spec: WeightsSpec) -> str | None:
-    """Describe where to fetch a missing file of weights; None if it exists.
+    """Describe where to download a missing file of weights; None if the file exists.
 
     Example:
         >>> lacking_weights(WeightsSpec(file="/none/net.pth", published="https://a.org"))
@@ -46,18 +46,18 @@ def lacking_weights(spec: WeightsSpec) -> str | None:
 def pretrained_family(
     spec: WeightsSpec, family: Family, seed: int, *, imagined: bool = False
 ) -> Family:
-    """Return a family whose global model starts from a file's weights.
+    """Return the family with initial weights of the global model from a file.
 
     Args:
-        spec: The file, and rules for its names.
+        spec: The file, and rules that map its names to names of the model.
         family: The family.
-        seed: Seed of the weights that are not in the file.
-        imagined: For a check: ignore a missing file if its checksum is known.
+        seed: Seed of weights that are not read from the file.
+        imagined: For a dry run: ignore a missing file if its checksum is known.
 
     Raises:
-        RunError: If the family does not have a global model, or the file is missing, damaged or not
-            the expected one, or lacks weights of the model or has them in another shape or type;
-            names them.
+        RunError: If the family has no global model, if the file is missing or damaged or has
+            another checksum, or if it lacks weights of the model or has them in another shape or
+            dtype. The message names these weights.
     """
     if not family.has_global:
         raise RunError("the family has no global model that could start from a file's weights")
@@ -73,13 +73,13 @@ def pretrained_family(
 
 
 def _placed(spec: WeightsSpec, graph: ArchGraph, tensors: State) -> State:
-    """Return a file's tensors under the model's names; every weight that is not fresh has one."""
+    """Return a dict from name in the model to tensor of the file."""
     names = mapped_names(tensors, spec.rename)
     leaves = {p.name: p for p in graph.params if p.role != "constant"}
     owner = {alias: p.name for p in leaves.values() for alias in p.aliases}
     fresh = _matching(spec.fresh, leaves, "fresh", "weights of the model")
     unused = _matching(spec.unused, tensors, "unused", "tensors of the file")
-    # A file may hold a tied weight under each of its names.
+    # A file may contain a tied weight under each of its names.
     sources = {owner.get(new, new): old for old, new in names.items() if old not in unused}
     _check_names(spec.file, sources, leaves, fresh)
     placed = {name: tensors[old] for name, old in sources.items() if name not in fresh}
@@ -91,18 +91,18 @@ def _placed(spec: WeightsSpec, graph: ArchGraph, tensors: State) -> State:
 def _check_names(
     file: str, sources: Mapping[str, str], leaves: Collection[str], fresh: Collection[str]
 ) -> None:
-    """Raise unless a file has exactly the model's weights except fresh ones.
+    """Check that a file contains the model's weights, except fresh weights, and no other tensors.
 
     Args:
-        file: The file.
-        sources: Its tensors by their names in the model.
-        leaves: The model's weights.
-        fresh: Weights that are drawn from the seed.
+        file: Name of the file.
+        sources: Dict from name in the model to name in the file.
+        leaves: Names of the model's weights.
+        fresh: Names of weights that are drawn from the seed.
     """
     further = [old for name, old in sources.items() if name not in leaves]
     if further:
         raise RunError(
-            "holds tensors that the model does not have",
+            "contains tensors that the model does not have",
             where=file,
             found=listed(further),
             expected=f"names such as {listed(leaves)}",
@@ -119,26 +119,28 @@ def _check_names(
 
 
 def _check_tensor(leaf: Param, tensor: torch.Tensor, where: str) -> None:
-    """Raise unless a tensor has the shape and type of a weight, and is finite."""
+    """Check that a tensor has the shape and dtype of a weight, and is finite."""
     if tensor.shape != leaf.shape or tensor.dtype != torch_dtype(leaf.dtype):
         raise RunError(
-            "has another shape or type",
+            "has another shape or dtype",
             where=where,
             found=f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}",
-            expected=f"{leaf.dtype} {list(leaf.shape)}, as {leaf.name} of the model has it",
+            expected=f"{leaf.dtype} {list(leaf.shape)}, the form of {leaf.name} in the model",
             hint="to draw it from the seed, name it in `fresh`",
         )
-    # Buffers may be masks of −∞, which are not trained.
+    # Buffers may be masks with −∞, which are not trained.
     mask = leaf.role == "buffer" and not bool(tensor.isnan().any())
     if tensor.is_floating_point() and not finite(tensor) and not mask:
         raise RunError("is not finite", where=where)
 
 
 def mapped_names(names: Iterable[str], rename: Mapping[str, str]) -> dict[str, str]:
-    """Map names of a file to names of the model; the first rule with a matching prefix applies.
+    """Return a dict from names in a file to names in the model.
+
+    For each name, the first rule with a matching prefix applies.
 
     Raises:
-        RunError: If a rule does not match any name, or two names become the same.
+        RunError: If a rule does not match any name, or two names are mapped to the same name.
 
     Example:
         >>> mapped_names(["fc.bias", "a.down.0.w"], {"fc": "head.linear", "*.down.0": "*.shortcut"})
@@ -159,23 +161,25 @@ def mapped_names(names: Iterable[str], rename: Mapping[str, str]) -> dict[str, s
                 ours[name] = "".join(a + b for a, b in zip(new, [*stars, rest], strict=True))
                 break
     if unfit := [old for old in rename if old not in used]:
-        raise RunError("fits no tensor of the file", where=f"rename.{unfit[0]}", found=listed(ours))
+        raise RunError(
+            "matches no tensor of the file", where=f"rename.{unfit[0]}", found=listed(ours)
+        )
     theirs: dict[str, str] = {}
     for name, new_name in ours.items():
         if (other := theirs.setdefault(new_name, name)) != name:
-            raise RunError(f"{other} and {name} both get the name {new_name}", where="rename")
+            raise RunError(f"{other} and {name} would both get the name {new_name}", where="rename")
     return ours
 
 
 def _matching(patterns: Iterable[str], names: Collection[str], key: str, kind: str) -> set[str]:
-    """Return the names that patterns fit; each pattern must fit at least one."""
+    """Return the names that match patterns; each pattern must match at least one name."""
     every: set[str] = set()
     for pattern in patterns:
         fitting = {name for name in names if fnmatchcase(name, pattern)}
-        # Nothing fits: a name was misspelt, or the file is another one.
+        # No match: the pattern is misspelt, or this is the wrong file.
         if not fitting:
             raise RunError(
-                f"fits none of the {kind}",
+                f"matches none of the {kind}",
                 where=f"{key}: {pattern}",
                 expected=f"a pattern for names such as {listed(names)}",
             )
@@ -184,7 +188,7 @@ def _matching(patterns: Iterable[str], names: Collection[str], key: str, kind: s
 
 
 def _read(spec: WeightsSpec, state: State) -> dict[str, torch.Tensor]:
-    """Read the tensors of a file by name; nothing in it is executed."""
+    """Return a dict from name to tensor of a file, without executing code."""
     path = Path(spec.file)
     most = SPARE_TIMES * sum(t.numel() * t.element_size() for t in state.values()) + SPARE_BYTES
     if path.stat().st_size > most:
@@ -200,7 +204,7 @@ def _read(spec: WeightsSpec, state: State) -> dict[str, torch.Tensor]:
             where=spec.file,
             found=f"SHA-256 {digest}",
             expected=f"{spec.sha256}…",
-            hint="fetch the file again",
+            hint="download the file again",
         )
     try:
         if path.suffix == ".safetensors":
@@ -213,15 +217,15 @@ def _read(spec: WeightsSpec, state: State) -> dict[str, torch.Tensor]:
             "cannot be read",
             where=spec.file,
             found=str(error).split("\n")[0] or type(error).__name__,
-            expected="safetensors, or tensors by name as torch.save writes a state_dict()",
-            hint="fetch the file again; nothing in it was executed",
+            expected="a safetensors file, or a state_dict() saved by torch.save",
+            hint="download the file again; no code in it was executed",
         ) from error
     if not isinstance(content, Mapping) or not all(
         isinstance(name, str) and isinstance(tensor, torch.Tensor)
         for name, tensor in content.items()
     ):
         raise RunError(
-            "does not hold tensors by name, as a state_dict() does",
+            "does not contain a state_dict(), a dict from name to tensor",
             where=spec.file,
             found=type(content).__name__,
         )

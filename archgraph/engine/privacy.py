@@ -1,11 +1,11 @@
-"""Requirements of an experiment's ``privacy``, and the ε that a run has spent.
+"""Checks of an experiment's ``privacy``, and the ε that a run has spent.
 
 The unit of privacy is a client with all its data. For rounds with all clients, and for Poisson
-samples, neighbours differ in the presence of one client (Mironov, Talwar, Zhang: *Rényi
+samples, neighbouring data sets differ in the presence of one client (Mironov, Talwar, Zhang: *Rényi
 Differential Privacy of the Sampled Gaussian Mechanism*, 2019). For samples of a fixed size,
-neighbours differ in the data of one client (Wang, Balle, Kasiviswanathan: *Subsampled Rényi
-Differential Privacy*, AISTATS 2019, Theorem 27): this changes a sum by twice the clip, so the noise
-counts half.
+neighbouring data sets differ in the data of one client (Wang, Balle, Kasiviswanathan: *Subsampled
+Rényi Differential Privacy*, AISTATS 2019, Theorem 27): a sum then changes by up to twice the clip,
+so that the noise counts half.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ from archgraph.language.privacy import PrivacySpec
 from archgraph.ops.table import statistics
 from archgraph.plain import Json
 
-# Orders of the Rényi divergences; between whole numbers those of samples converge too slowly. The
-# privacy loss distributions of dp-accounting are tighter (ε 2.38 instead of 2.60 for samples of 256
-# of 60,000, σ 1.1, 60 passes), and run out of memory where there is little noise.
+# Orders of the Rényi divergences; for samples, orders between whole numbers converge too slowly.
+# The privacy loss distributions of dp-accounting are tighter (ε 2.38 instead of 2.60 for samples of
+# 256 out of 60,000, σ 1.1, 60 passes), but run out of memory if there is little noise.
 ORDERS = (*range(2, 64), 72, 80, 96, 112, 128, 160, 192, 256, 384, 512, 1024)
 
 
 def check_privacy(experiment: Experiment, first: ServerState) -> None:
-    """Raise an error for an experiment whose ``privacy`` cannot be guaranteed.
+    """Check that an experiment's ``privacy`` can be guaranteed.
 
     Args:
         experiment: The experiment.
-        first: The strategy's first state.
+        first: The server's state before the first round.
 
     Raises:
         RunError: If the strategy sends tasks before the first round, uses more of clients' results
-            than their mean, or its weights or maps depend on their data; or if there is noise and
-            the accountant is not installed.
+            than their mean, or uses weights or transfers that depend on clients' data. Also if
+            there is noise and dp-accounting is not installed.
     """
     strategy, world = experiment.strategy, experiment.world
     name = f"strategy {type(strategy).__name__}"
     if next(iter(each_returned(Task, strategy.survey(world, first), strategy, "survey")), None):
-        raise RunError("asks clients before the first round, which is not private", where=name)
+        raise RunError("sends tasks before the first round, which is not private", where=name)
     clients = tuple(client.id for client in world.clients)
     begun = returned(ServerState, strategy.begin(world, first, 1, clients), strategy, "begin")
     try:
@@ -59,7 +59,7 @@ def check_privacy(experiment: Experiment, first: ServerState) -> None:
     except ArchGraphError as error:
         raise error.within(name, kind=RunError) from error
     noise = experiment.privacy.noise if experiment.privacy else 0
-    # Version 0.6 needs attrs < 24, which constraints.txt pins: with a newer one, pip silently
+    # Version 0.6 needs attrs < 24, which constraints.txt pins. With a newer attrs, pip silently
     # installs version 0.0.2.
     if noise and importlib.util.find_spec("dp_accounting") is None:
         raise RunError(
@@ -70,13 +70,13 @@ def check_privacy(experiment: Experiment, first: ServerState) -> None:
 
 
 def census(experiment: Experiment, state: ServerState, round: int) -> Census:
-    """Record the coverage of clients in a round.
+    """Record which values each client would contribute to in a round.
 
-    The strategy receives the results of all clients, unchanged.
+    For this, the strategy receives results of all clients with unchanged weights.
     """
     coverage = Census()
     world = dataclasses.replace(experiment.world, means=coverage)
-    # All clients: sums are divided by the expected coverage, not by that of the sampled ones.
+    # All clients, since sums are divided by the expected coverage, not that of the sampled clients.
     strategy, unchanged = experiment.strategy, _unchanged(experiment, state, round, coverage)
     results = ResultStream(unchanged, f"{type(strategy).__name__}.receive")
     strategy.receive(world, state, results, round)
@@ -97,7 +97,7 @@ def _unchanged(
             result = strategy.examined(world, result)
         except RejectedUpdate as error:
             raise RunError(
-                "uses more of clients' results than it averages, which is not private", found=error
+                "uses more of clients' results than their mean, which is not private", found=error
             ) from error
         coverage.statistics[client.id] = frozenset(statistics(task.graph))
         yield _alone(dataclasses.replace(result, findings={}))
@@ -107,15 +107,15 @@ def dp_world(experiment: Experiment, state: ServerState, round: int) -> World:
     """Return the world of a round, with private means.
 
     Args:
-        experiment: One with ``privacy``.
-        state: The server's state, before anything is received.
-        round: Counted from 1.
+        experiment: An experiment with ``privacy``.
+        state: The server's state before it receives results.
+        round: Index of the round, from 1.
     """
     privacy, world = experiment.privacy, experiment.world
     assert privacy is not None
-    # Seeded by the round: a resumed run adds the same noise, not the next.
+    # Seeded by the round, so that a resumed run adds the same noise.
     generator = seeded(world.seed, "privacy", round)
-    if privacy.entropy == "system":  # with the run's seed that noise could be subtracted
+    if privacy.entropy == "system":  # else the seed determines the noise, which could be subtracted
         generator.seed()
     who = census(experiment, state, round)
     return dataclasses.replace(
@@ -124,7 +124,7 @@ def dp_world(experiment: Experiment, state: ServerState, round: int) -> World:
 
 
 def weights_alone(results: Iterable[Result]) -> Iterator[Result]:
-    """Yield results with only their weights: other values would reach the server without noise."""
+    """Yield results without values other than weights, which would get no noise."""
     return map(_alone, results)
 
 
@@ -137,18 +137,18 @@ def _alone(result: Result) -> Result:
 
 
 class _Absent(dict[str, Tensor]):
-    """No extras, for `Strategy.examine`: a client that sends none is refused there."""
+    """Missing extras, for `Strategy.examine`, which rejects a client that sends none."""
 
     def __missing__(self, name: str) -> Tensor:
         raise RejectedUpdate("extras", found=name)
 
 
 class Withheld(Mapping[str, Any]):
-    """Replacement of values that a client sends besides its weights: reading them is an error.
+    """Replaces values that a client sends in addition to its weights; reading them is an error.
 
     Args:
-        field: Field of the result.
-        there: Whether the client sent any. If not, a strategy may ask for its truth value.
+        field: Name of the result's field.
+        there: Whether the client sent values. If not, the truth value of this object is False.
 
     Example:
         >>> Withheld("extras", there=True).get("logits")
@@ -164,23 +164,23 @@ class Withheld(Mapping[str, Any]):
             f"reads {self._field} of clients, which would reach the server without noise",
             where="receive",
             found=f"result.{self._field}",
-            expected="only what the mean of weights needs, under `privacy`",
-            hint="remove `privacy`, or what reads them",
+            expected="only the weights of clients, since the experiment has `privacy`",
+            hint="remove `privacy`, or the code that reads these values",
         )
 
     __getitem__ = __iter__ = __len__ = _refuse
 
     def __bool__(self) -> bool:
-        """Return False if it is empty.
+        """Return False if the client sent no values.
 
         Raises:
-            RunError: If there is something.
+            RunError: If the client sent values.
         """
         return self._there and self._refuse()
 
 
 def privacy_spent(experiment: Experiment, rounds: int, sampled: int) -> dict[str, Json]:
-    """Return the privacy spent by a run, for the record of a round with a number of clients."""
+    """Return the privacy that a run has spent after a round, for the round's record."""
     privacy = experiment.privacy
     if privacy is None:
         return {}
@@ -191,12 +191,12 @@ def privacy_spent(experiment: Experiment, rounds: int, sampled: int) -> dict[str
 
 @functools.lru_cache(maxsize=1024)
 def epsilon(privacy: PrivacySpec, sampled: int, clients: int, rounds: int) -> float:
-    """Return the ε that a number of rounds has spent, for the ``delta`` of the experiment.
+    """Return the ε that a run has spent after a number of rounds, at the experiment's ``delta``.
 
     Args:
-        privacy: Noise, δ, how clients are sampled.
-        sampled: Clients in a round; for Poisson samples the expected number.
-        clients: All clients.
+        privacy: Noise, δ and sampling of clients.
+        sampled: Number of clients in a round; for Poisson samples, the expected number.
+        clients: Number of all clients.
         rounds: Number of finished rounds.
 
     Example:
@@ -208,13 +208,13 @@ def epsilon(privacy: PrivacySpec, sampled: int, clients: int, rounds: int) -> fl
     import dp_accounting as dp
     from dp_accounting import rdp
 
-    # Neighbours by sampling: see the module's docstring.
+    # The docstring of the module defines neighbouring data sets for each kind of sampling.
     relation, noise = dp.NeighboringRelation.ADD_OR_REMOVE_ONE, dp.GaussianDpEvent(privacy.noise)
     if sampled == clients:
         event = noise
     elif privacy.sampling == "poisson":
         event = dp.PoissonSampledDpEvent(sampled / clients, noise)
-    else:  # replacing a client changes a sum by twice the clip
+    else:  # replacing a client's data changes a sum by up to twice the clip
         relation, half = dp.NeighboringRelation.REPLACE_ONE, dp.GaussianDpEvent(privacy.noise / 2)
         event = dp.SampledWithoutReplacementDpEvent(clients, sampled, half)
     accountant = rdp.RdpAccountant(ORDERS, relation).compose(event, rounds)

@@ -1,7 +1,8 @@
 """The examples that every client has in addition to its own (``public`` of an experiment).
 
-They are a key of the experiment, not an option of a strategy, so that all methods are compared on
-the remaining examples. As extras of tasks, they would be in every checkpoint once per client.
+``public`` is a key of the experiment, not an option of a strategy, so that all methods train on the
+same remaining examples. If public examples were extras of tasks, every checkpoint would contain
+them once per client.
 """
 
 from __future__ import annotations
@@ -23,20 +24,22 @@ from archgraph.language.task import OWN
 def reserve_public(
     spec: ExperimentSpec, shares: ShardIndices, data: Dataset
 ) -> tuple[ShardIndices, np.ndarray]:
-    """Take the public examples out of the training examples, if they are part of these.
+    """Remove the public examples from the clients' training examples.
+
+    Nothing is removed if the public examples are another data set.
 
     Args:
         spec: The experiment.
-        shares: Positions of training examples, of each client or of all together.
+        shares: Indices of the training examples, per client or for all clients together.
         data: The data of the run.
 
     Returns:
-        The shares without the public examples, and the positions of these.
+        The indices without the public examples, and the indices of the public examples.
 
     Raises:
-        DataError: If a share would be left without examples.
+        DataError: If a client would be left without examples.
     """
-    # Also for methods that do not read them, so that all methods train on the same examples.
+    # Also for methods that do not use public examples, so that all train on the same examples.
     if not isinstance(spec.public, int):
         return shares, np.arange(0)
     return set_aside(shares, spec.public, spec.seed, ordered=data.consecutive)
@@ -51,27 +54,26 @@ def other_public(
         spec: The experiment.
         strategy: Its strategy.
         data: The data of the run.
-        imagined: Whether to use zeros in place of known data sets.
+        imagined: Whether to use zeros in place of built-in data sets (for a dry run).
 
     Raises:
-        RunError: If the strategy needs public examples and there are none; if it does not use
-            public examples of another data set; or if their form differs from that of the run's
-            data.
+        RunError: If the strategy needs public examples and there are none, if it does not use the
+            other data set, or if the inputs of the other data set have a different form.
     """
     public, where = spec.public, "public"
     if public is None and strategy.public:
         raise RunError(
-            f"{spec.strategy_name} learns from examples that every client has",
+            f"{spec.strategy_name} needs public examples, which every client has",
             where=where,
             found="no `public`",
-            expected="public: 200, of the training examples, or a data set, "
-            "public: {dataset: mnist, limit: 500}",
+            expected="`public: 200` (training examples), or another data set, such as "
+            "`public: {dataset: mnist, limit: 500}`",
         )
     if not isinstance(public, NamedData):
         return None
     if not strategy.public:
         raise RunError(
-            f"changes nothing: {spec.strategy_name} does not learn from public examples",
+            f"changes nothing: {spec.strategy_name} does not use public examples",
             where=where,
             hint="remove it",
         )
@@ -79,7 +81,7 @@ def other_public(
     other = read_data(public, task, check=imagined)
     if (other.kind, other.shape, other.inputs) != (data.kind, data.shape, data.inputs):
         raise RunError(
-            "the public data set is of another form than the data of the run",
+            "the public data set and the run's data have different forms",
             where=where,
             found=f"{other.kind} {list(other.shape)} ({other.name})",
             expected=f"{data.kind} {list(data.shape)} ({data.name})",

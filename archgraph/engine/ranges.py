@@ -1,4 +1,4 @@
-"""Possible values of a client's model after training, from the role of each entry."""
+"""Checks that the tensors of a returned model could result from training."""
 
 from __future__ import annotations
 
@@ -12,27 +12,28 @@ from archgraph.ops.table import counters, variances
 from archgraph.states import State, check_update
 from archgraph.states.updates import unsummable
 
-# Forward passes that a program may do with one example in one epoch.
+# Maximum number of forward passes of a program with one example in one epoch.
 PASSES = 16
 
 
 def check_ranges(
     graph: ArchGraph, sent: State, state: State, steps: int, *, optional: Collection[str] = ()
 ) -> None:
-    """Check that a state fits its architecture and can result from training.
+    """Check that a returned state fits its architecture and could result from training.
 
-    Values must be finite and small enough to be summed, or a mask as it was sent. Running variances
-    must not be negative, and counters must not have advanced by more than the possible steps.
+    Values must be finite and small enough to be summed, except masks, which must be unchanged.
+    Running variances must not be negative. Counters must not have advanced by more than the
+    possible number of steps.
 
     Args:
         graph: The architecture.
-        sent: The sent state; private entries may be missing.
+        sent: The state that was sent; private tensors may be missing.
         state: The returned state.
-        steps: Forward passes that it may have done.
-        optional: Entries that may be missing (private entries).
+        steps: Maximum number of forward passes.
+        optional: Names of tensors that may be missing, such as private tensors.
 
     Raises:
-        RejectedUpdate: If this is not the case; names the entry.
+        RejectedUpdate: If a tensor is missing or invalid. The message names the tensor.
 
     Example:
         >>> import torch
@@ -50,12 +51,12 @@ def check_ranges(
 
 
 def _check_variances(graph: ArchGraph, sent: State, state: State) -> None:
-    """Raise if a running variance is negative."""
-    # One transfer from the device for all of them.
+    """Check that running variances are not negative."""
+    # One transfer from the device for all variances.
     names = [name for name in variances(graph) if name in state and state[name].numel()]
     smallest = torch.stack([state[name].min() for name in names]).cpu().tolist() if names else []
     for name, least in zip(names, smallest, strict=True):
-        # One that it was already sent is not the client's fault.
+        # The client is not rejected for a negative variance that it was sent.
         if least < 0 and (name not in sent or least < float(sent[name].min())):
             raise RejectedUpdate(
                 "negative variance", where=name, found=f"{least:g}", expected="0 or more"
@@ -63,7 +64,7 @@ def _check_variances(graph: ArchGraph, sent: State, state: State) -> None:
 
 
 def _check_counters(graph: ArchGraph, sent: State, state: State, steps: int) -> None:
-    """Raise if a counter has gone back, or advanced by more than the steps that were done."""
+    """Check that counters did not decrease, and advanced by at most the possible steps."""
     advanced = {
         name: torch.stack((state[name] - sent[name].to(state[name].device)).aminmax())
         for name in counters(graph)
@@ -74,8 +75,8 @@ def _check_counters(graph: ArchGraph, sent: State, state: State, steps: int) -> 
         allowed = steps * counters(graph)[name]
         if least < 0 or most > allowed:
             raise RejectedUpdate(
-                "a counter has not counted the steps",
+                "a counter does not fit the number of training steps",
                 where=name,
                 found=f"{least if least < 0 else most:+d}",
-                expected=f"an advance of 0 to {allowed}",
+                expected=f"an increase of 0 to {allowed}",
             )

@@ -1,7 +1,7 @@
-"""Running statistics for models without any.
+"""Running statistics for models that are trained without them.
 
-A model with static normalisation gets cumulative statistics from one pass over training data before
-it is tested (Diao, Ding, Tarokh: *HeteroFL*, ICLR 2021, §3.3).
+With ``norm: static``, the running statistics of a model are computed in one pass over training data
+before each test (Diao, Ding, Tarokh: *HeteroFL*, ICLR 2021, §3.3).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from archgraph.ops.schema import op_schema
 from archgraph.ops.table import row, statistics
 from archgraph.states.copies import to_device
 
-# Maximum examples of a piece: not a setting, since statistics, and so test figures, depend on it.
+# Maximum number of examples in a batch. It is not an option, since test metrics depend on it.
 PIECE = 256
 
 
@@ -38,42 +38,42 @@ def recalibrated(
     seed: int = 0,
     device: str = "cpu",
 ) -> State:
-    """Recompute the running statistics of a state as means over one pass of the data.
+    """Return the state with running statistics that are means over one pass of the data.
 
-    The model runs in evaluation mode (no dropout, no training-only scaling), except that layers
-    with running statistics use those of the batch. Batches are drawn in random order, so that
-    sorted data is not a problem, and their sizes differ by at most one.
+    The model runs in evaluation mode (no dropout, no scaling for training), but layers with running
+    statistics use the statistics of each batch. Batches are drawn in random order, since the data
+    may be sorted. Their sizes differ by at most one.
 
     Args:
         graph: The architecture.
-        state: Its state.
+        state: Its weights and buffers.
         data: Training data.
-        batch: Largest size of a batch.
+        batch: Maximum size of a batch.
         examples: Maximum number of examples, drawn at random. Default: all.
         seed: Seed of the order.
         device: Device to compute on.
 
     Returns:
-        A state with the same entries; ``state`` itself if the graph has no running statistics.
+        A state with the same tensors; ``state`` itself if the graph has no running statistics.
     """
     probe, buffers = _measuring(graph)
-    # No pass over the data for a model without such layers.
+    # Models without such layers need no pass over the data.
     if not buffers:
         return state
     order = torch.randperm(len(data), generator=seeded(seed, "statistics"))[:examples]
     module = module_of(Model(probe, {k: state[k] for k in probe.state_names}), device).eval()
-    # Pieces of equal size: a mean over batches would give a small last one too much weight.
+    # Batches of equal size: a mean over batches would give a small last batch too much weight.
     pieces = order.tensor_split(max(math.ceil(len(order) / batch), 1))
     batches = ([to_device(x, device) for x in data.examples(piece)[0]] for piece in pieces)
     return {**state, **_measured(module, buffers, batches, state)}
 
 
 def check_enough_examples(graph: ArchGraph, examples: int) -> None:
-    """Check that there are enough examples to recompute the running statistics of norms.
+    """Check that there are enough examples to recompute running statistics.
 
     Args:
         graph: The architecture.
-        examples: Number of training examples used to compute the statistics.
+        examples: Number of training examples for the statistics.
 
     Raises:
         RunError: If a layer would get a single value per channel, so that its variance is
@@ -86,7 +86,7 @@ def check_enough_examples(graph: ArchGraph, examples: int) -> None:
             graph.param[measures[0]].shape
         ):
             raise RunError(
-                "a layer has one value of each channel in an example, whose variance is unknown",
+                "a layer has one value per channel and example, so the variance is undefined",
                 where="evaluate.statistics",
                 found=f"1 example, for {measures[0].rpartition('.')[0] or node.name}",
                 expected="2 examples or more",
@@ -95,12 +95,12 @@ def check_enough_examples(graph: ArchGraph, examples: int) -> None:
 
 
 def as_tested(setup: Experiment, model: Evaluated, state: State) -> State:
-    """Return the weights of a model of a run, with the statistics for its test.
+    """Return the weights of a run's model, with the running statistics that its test uses.
 
     Args:
         setup: The run's experiment.
-        model: The tested model.
-        state: Its weights, or a client's version of them.
+        model: The model.
+        state: The weights of the model, or of a client's version of it.
     """
     if model.statistics == "stored":
         return state
@@ -116,14 +116,14 @@ def as_tested(setup: Experiment, model: Evaluated, state: State) -> State:
 
 @per_graph
 def _measuring(graph: ArchGraph) -> tuple[ArchGraph, tuple[str, ...]]:
-    """Return a graph in eval mode whose running statistics become each batch's; and their names."""
+    """Return a graph whose running statistics become those of each batch, and their names."""
     running = statistics(graph)
     nodes, names = [], []
     for node in graph.nodes:
         flag = row(node.op).training_flag
         leaves = [name for name in node.leaves() if name in running]
         if flag is not None and leaves and "momentum" in op_schema(node.op).by_name:
-            # Momentum 1 replaces the old statistics by those of the batch.
+            # With momentum 1, the statistics of the batch replace the old statistics.
             node = node.with_args(**{flag: True, "momentum": 1.0})
             names += leaves
         nodes.append(node)
@@ -134,16 +134,16 @@ def _measuring(graph: ArchGraph) -> tuple[ArchGraph, tuple[str, ...]]:
 def _measured(
     net: nn.Module, buffers: Sequence[str], batches: Iterable[Sequence[Tensor]], state: State
 ) -> dict[str, Tensor]:
-    """Return running statistics: the mean over batches of those of each.
+    """Return the means over batches of each batch's statistics.
 
     Args:
-        net: The module of the graph of :func:`_measuring`.
-        buffers: Their names.
-        batches: Inputs.
-        state: The state with their types.
+        net: The module built from the graph of :func:`_measuring`.
+        buffers: Names of the running statistics.
+        batches: Inputs of the module, one tuple per batch.
+        state: A state with the dtypes of the statistics.
     """
     live = dict(net.named_buffers())
-    # In double: a mean over thousands of batches.
+    # In double precision, for a mean over thousands of batches.
     sums = {name: torch.zeros_like(live[name], dtype=torch.float64) for name in buffers}
     count = 0
     with torch.no_grad():

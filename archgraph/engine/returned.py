@@ -1,4 +1,4 @@
-"""Checks of values that strategies and programs return to the engine."""
+"""Checks of the values that strategies and programs return to the engine."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ T = TypeVar("T")
 WRONG = "returned the wrong type"
 
 
-# Requirements of the items of a field, by the field's type.
+# For each type of a field, a requirement on the field's items.
 _ITEMS: list[tuple[Any, str, Callable[[Any], object]]] = [
     (State, "Tensor", lambda item: isinstance(item, Tensor)),
     (Mapping[str, float], "a number", float),
-    (Mapping[str, Any], "a plain value: tensors belong elsewhere", json.dumps),
-    (Mapping[str, Any], "a plain value whose keys are all text", by_text),
+    (Mapping[str, Any], "a JSON value; use other fields for tensors", json.dumps),
+    (Mapping[str, Any], "a JSON value whose keys are strings", by_text),
 ]
 
 
 def returned(kind: type[T], value: object, owner: object, method: str = "__call__") -> T:
-    """Check a value that a method of a strategy, or a program, has returned.
+    """Check the value that a method of a strategy, or a program, has returned.
 
     Args:
         kind: Expected type.
@@ -44,8 +44,8 @@ def returned(kind: type[T], value: object, owner: object, method: str = "__call_
         method: Name of the method.
 
     Raises:
-        RunError: If it, or a graph, a state, a metric or a plain value in it, has another type;
-            names owner, method and field.
+        RunError: If the value has another type, or if a graph, state, metric or JSON value in it
+            has. The message names owner, method and field.
 
     Example:
         >>> from archgraph.federation import ServerState, Train
@@ -61,10 +61,10 @@ def returned(kind: type[T], value: object, owner: object, method: str = "__call_
         for expected, holds in checks:
             for key, item in field.items():
                 if not _holds(str.encode, key):  # lone surrogates cannot be written to a file
-                    raise _wrong(key, f"{path}: a name in it", "text")
+                    raise _wrong(key, f"{path}: a key", "text")
                 if not _holds(holds, item):
                     raise _wrong(item, f"{path}[{key!r}]", expected)
-    if isinstance(value, ServerState):  # as read from a checkpoint: tuples are lists there
+    if isinstance(value, ServerState):  # as read from a checkpoint, where tuples are lists
         plain = {str(key): json.loads(json.dumps(item)) for key, item in value.values.items()}
         value = dataclasses.replace(value, values=plain)
     return typing.cast(T, value)
@@ -72,7 +72,7 @@ def returned(kind: type[T], value: object, owner: object, method: str = "__call_
 
 @contextlib.contextmanager
 def noted(strategy: object, method: str, round: int) -> Iterator[None]:
-    """Note in an error of a strategy's own code which method raised it, and in which round."""
+    """Add the method and the round as a note to an error that a strategy's own code raises."""
     try:
         yield
     except ArchGraphError:
@@ -83,13 +83,14 @@ def noted(strategy: object, method: str, round: int) -> Iterator[None]:
 
 
 def outcome_of(program: object, value: object) -> Outcome:
-    """Copy a program's outcome to plain mappings, with tensors detached from their graph.
+    """Copy a program's outcome to dicts of detached tensors.
 
-    The outcome then cannot change later, when it is merged or recorded.
+    The program then cannot change the outcome before it is merged or recorded.
 
     Raises:
         RunError: As :func:`returned`.
-        RejectedUpdate: If a tensor is not an ordinary dense tensor, or cannot be stored; names it.
+        RejectedUpdate: If a tensor is not an ordinary dense tensor, or cannot be stored. The
+            message names the tensor.
     """
     if isinstance(value, Outcome):
         value = Outcome(**{name: _read(getattr(value, name)) for name in _fields(Outcome)})
@@ -104,12 +105,12 @@ def outcome_of(program: object, value: object) -> Outcome:
 
 
 def _read(value: Any) -> Any:
-    """Read a mapping once: a program's own mapping may return other values the next time."""
+    """Copy a mapping: a program's own mapping may return other values the next time."""
     return dict(value) if isinstance(value, Mapping) else value
 
 
 def detached(state: State, *, stored: bool = False) -> dict[str, Tensor]:
-    """Return tensors without their graphs, in a form that a checkpoint can store."""
+    """Return detached tensors that a checkpoint can store."""
     for name, tensor in state.items():
         if (kind := foreign(tensor)) is not None:
             raise RejectedUpdate("not a dense tensor", where=name, found=kind)
@@ -118,14 +119,14 @@ def detached(state: State, *, stored: bool = False) -> dict[str, Tensor]:
                 save({name: torch.empty(0, dtype=tensor.dtype)})
             except (KeyError, ValueError, SafetensorError) as error:
                 raise RejectedUpdate(
-                    "a checkpoint cannot store it", where=name, found=str(tensor.dtype)
+                    "a checkpoint cannot store this tensor", where=name, found=str(tensor.dtype)
                 ) from error
-    # Conjugates and negatives that are not computed yet would be written and viewed without them.
+    # Pending conjugations and negations are computed, since they would be lost in files and views.
     return {str(name): t.detach().resolve_conj().resolve_neg() for name, t in state.items()}
 
 
 def each_returned(kind: type[T], values: object, owner: object, method: str) -> Iterator[T]:
-    """Yield the values of an iterable that a method has returned, each checked on arrival.
+    """Yield the values of an iterable that a method has returned, after a check of each value.
 
     Raises:
         RunError: As :func:`returned`.
@@ -142,15 +143,15 @@ def received(
     graph: ArchGraph,
     number: int,
 ) -> ServerState:
-    """Return the result of a strategy's ``receive``, which must not change the previous state.
+    """Return the checked result of a strategy's ``receive``.
 
     Raises:
-        RunError: As :func:`returned`; or a weight of the global graph loses its shape or dtype,
-            numbers become NaN or infinite (updates that are not finite never reach it), or it
-            writes into the server's tensors, whose memory sent and saved tensors may share.
+        RunError: As :func:`returned`. Also if a weight of the global graph has another shape or
+            dtype, if values became NaN or infinite, or if ``receive`` wrote into the tensors of the
+            previous state, whose memory sent and saved tensors may share.
     """
     where = f"{type(owner).__name__}.receive"
-    # Counts, not copies: a comparison of values would cost a second state.
+    # Versions of tensors, not copies: comparing values would need a second state in memory.
     versions = {name: _version(tensor) for name, tensor in before.tensors.items()}
     after = returned(ServerState, receive(), owner, "receive")
     for name, tensor in before.tensors.items():
@@ -159,34 +160,34 @@ def received(
             raise RunError(
                 "writes into the server's tensors",
                 where=at,
-                hint="return new tensors: sent and saved tensors may share the memory of these",
+                hint="return new tensors, since sent and saved tensors may share their memory",
             )
         path, now = name.partition("/")[2], after.tensors.get(name, tensor)
         changed = (now.shape, now.dtype) != (tensor.shape, tensor.dtype)
         if changed and path in graph.param and graph.param[path].shape == tuple(tensor.shape):
             raise RunError(
-                "returned a tensor of another form",
+                "returned a tensor with another shape or dtype",
                 where=at,
                 found=_form(now),
                 expected=_form(tensor),
-                hint="a mean of whole numbers (counters of batch norm) is rounded back to them",
+                hint="round means of integers, such as batch norm's counters, to integers",
             )
-        # All clients' numbers were finite. Values that were not finite before may be a mask.
+        # All updates are finite. Values that were not finite before may be a mask.
         if now is not tensor and not finite(now) and finite(tensor):
             raise RunError(
                 "returned numbers that are not finite",
                 where=at,
-                hint="a division by a weight of 0, or a rate of the server that is too high?",
+                hint="check for a division by 0, or lower the server's learning rate",
             )
     return after
 
 
 def fitting(graph: ArchGraph, state: State, owner: object, method: str) -> None:
-    """Check that a strategy's weights belong to its graph.
+    """Check that a strategy's weights fit the graph that it returns with them.
 
     Raises:
-        RunError: If a tensor has another shape, or is of whole numbers where the graph has real
-            ones or the other way round; names owner, method and tensor.
+        RunError: If a tensor has another shape, or is an integer tensor where the graph has a
+            floating-point tensor, or vice versa. The message names owner, method and tensor.
     """
     for want in expected_entries(graph):
         tensor = state.get(want.name)
@@ -195,11 +196,11 @@ def fitting(graph: ArchGraph, state: State, owner: object, method: str) -> None:
             or tensor.dtype.is_floating_point != want.dtype.is_floating_point
         ):
             raise RunError(
-                "returns a tensor of another form",
+                "returns a tensor with another shape or dtype",
                 where=f"{type(owner).__name__}.{method}: {want.name}",
                 found=_form(tensor),
                 expected=graph.param[want.name].type,
-                hint=f"`{method}` must keep shapes and types, of buffers too",
+                hint=f"`{method}` must keep shapes and dtypes, also of buffers",
             )
 
 
@@ -208,14 +209,14 @@ def _form(tensor: Tensor) -> str:
 
 
 def _version(tensor: Tensor) -> int:
-    """Count the writes to a tensor as torch does; those of inference mode have no count."""
+    """Return torch's count of writes to a tensor; tensors of inference mode have none."""
     return 0 if tensor.is_inference() else tensor._version
 
 
-# Python resolves types again each time, which takes longer than checking a small client's result.
+# Cached, since resolving type hints takes longer than checking a small client's result.
 @functools.cache
 def _fields(kind: Any) -> Mapping[str, tuple[Any, list[tuple[str, Callable[[Any], object]]]]]:
-    """Return type and checks of items (see ``_ITEMS``) of each field that is a graph or mapping."""
+    """Return for each field that is a graph or mapping its type, and the checks of its items."""
     return {
         name: (typing.get_origin(hint) or hint, [row[1:] for row in _ITEMS if row[0] == hint])
         for name, hint in typing.get_type_hints(kind).items()
@@ -231,13 +232,13 @@ def _expect(kind: Any, value: object, where: str) -> None:
 def _wrong(value: object, where: str, expected: str) -> RunError:
     actual, hint = type(value).__name__, None
     if value is None:
-        actual, hint = "None", "does every path return?"
+        actual, hint = "None", "check that every path returns a value"
     return RunError(WRONG, where=where, found=actual, expected=expected, hint=hint)
 
 
 def _holds(check: Callable[[Any], object], item: object) -> bool:
     try:
         return check(item) is not False
-    # A tensor of two values is not a number, nor is an integer beyond every float.
+    # A tensor of two values is not a number, nor is an integer above the largest float.
     except (TypeError, ValueError, RuntimeError, OverflowError):
         return False

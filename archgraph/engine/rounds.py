@@ -2,33 +2,33 @@
 
 1. **Draw.** The clients of a round follow from (seed, round): a sample, and additional models that
    these clients train.
-2. **Begin.** The strategy returns the state with which the round begins (``Strategy.begin``).
+2. **Begin.** The strategy returns the state at the beginning of the round (``Strategy.begin``).
 3. **Merge.** The strategy creates the next state from the clients' results (``Strategy.receive``,
-   most often by :func:`archgraph.federation.covered_mean`). It reads them from a stream; reading
-   one result takes steps 4 to 6 for one client. A few updates per worker are in memory, whatever
-   the number of clients.
+   most often by :func:`archgraph.federation.covered_mean`). It reads the results from an iterator,
+   and reading one result triggers steps 4 to 6 for one client. Memory therefore holds only a few
+   updates per worker.
 4. **Send.** The strategy creates the client's task (``Strategy.send``): an architecture, its
    weights, and a program, most often :class:`archgraph.federation.Train`. An error here ends the
    run.
 5. **Work.** A worker process (or another machine, :class:`Elsewhere`) runs the program, and its
-   outcome is checked (:mod:`archgraph.engine.clientwork`). A client fails if its work raises,
-   exceeds a limit or dies; it is rejected if its update cannot be merged. It is neither asked again
-   nor replaced, and its private tensors stay unchanged.
-6. **Accept.** Changes that are too large, absolutely or relative to the median of the round, are
-   rejected or scaled down. For an accepted client a row is recorded, and its private tensors are
-   stored.
-7. **Test.** When a test is due, the strategy's evaluated models are tested
-   (``Strategy.evaluated``), on test examples and on held-out ones.
-8. **Record.** The line of the round goes into the run folder and to the trackers, together with a
-   checkpoint; the best round is remembered. A run ends early if its selection requires it. It fails
-   if all clients of a round fail, or no update was accepted for some rounds.
+   outcome is checked (:mod:`archgraph.engine.clientwork`). A client fails if its work raises an
+   error, exceeds a limit or dies. It is rejected if its update cannot be merged. It is then neither
+   asked again nor replaced, and its private tensors stay unchanged.
+6. **Accept.** Updates that are too large, absolutely or relative to the median of the round, are
+   rejected or scaled down. For each accepted client, its metrics are recorded, and its private
+   tensors are stored.
+7. **Test.** If a test is due, the strategy's models (``Strategy.evaluated``) are tested on the test
+   examples, and on held-out examples if there are any.
+8. **Record.** The record of the round is written to the run folder, with a checkpoint, and sent to
+   the trackers. The best round is remembered. A run may end early (``validation: {patience: …}``).
+   It fails if all clients of a round fail, or no update is accepted for ``patience`` rounds.
 
 A :class:`RoundPlan` holds the clients of one round (step 1) and the result of each (steps 5 and 6).
 The :class:`Loop` holds everything that outlives a round: the server's state, private tensors of
-clients, the lines. :func:`archgraph.engine.local.execute` creates the loop, and resumes one from a
-checkpoint. A survey before the first round (:meth:`Loop.start`) does steps 5 and 6 with its own
-tasks. All randomness follows from (seed, purpose, round, client), so a resumed run has the same
-bits; noise with ``privacy: {entropy: system}`` is drawn by the system instead.
+clients, and the records of rounds. :func:`archgraph.engine.local.execute` creates the loop, or
+restores it from a checkpoint. A survey before the first round (:meth:`Loop.start`) runs steps 5 and
+6 with its own tasks. All random numbers follow from seed, purpose, round and client, so a resumed
+run has bit-identical results. The only exception is the noise of ``privacy: {entropy: system}``.
 """
 
 from __future__ import annotations
@@ -81,9 +81,9 @@ from archgraph.states.spill import Spill
 from archgraph.states.updates import unsummable
 from archgraph.tables import plural
 
-# A task with a function that returns its outcome, or raises its error.
+# A task, and a function that returns its outcome or raises its error.
 Working: TypeAlias = tuple[Task, Callable[[], Outcome]]
-# A task with the recorded values of its client so far, and its result.
+# A task, the values recorded for its client so far, and its result.
 Arrival: TypeAlias = tuple[Task, dict[str, Json], Returned]
 
 
@@ -91,16 +91,17 @@ class Elsewhere(Protocol):
     """Remote machines on which clients work."""
 
     holder: Literal["server", "node"]
-    """Location of clients' private tensors. At a node they are never returned: ``Task.private``
-    is missing in the outcomes, and models that need it are not tested."""
+    """The machine that stores clients' private tensors. If it is the node, outcomes lack the
+    tensors in ``Task.private``, and models that need these tensors are not tested.
+    """
 
     def __call__(
         self, round: int, tasks: Iterable[Task], private: Mapping[int, ClientState]
     ) -> Iterable[Working]:
-        """Return the tasks in their order, each with a function that waits for its outcome."""
+        """Yield the tasks in order, each with a function that waits for the task's outcome."""
 
     def events(self) -> list[dict[str, Json]]:
-        """Return new events since the last call, such as late or rejected machines."""
+        """Return events since the last call, such as late or rejected machines."""
 
 
 def sample(
@@ -111,41 +112,45 @@ def sample(
     *,
     poisson: bool = False,
 ) -> tuple[int, ...]:
-    """Draw the clients of a round, ascending: from (seed, round) only.
+    """Draw the clients of a round, which depend only on seed and round.
+
+    The ids are in ascending order.
 
     Args:
-        clients: The number of all clients.
-        count: Number of clients. Default: all.
+        clients: Number of all clients.
+        count: Number of clients to draw. Default: all.
         seed: Seed of the run.
-        round: Counted from 1.
-        poisson: Whether each is drawn independently; ``count`` then is the expected number.
+        round: Index of the round, from 1.
+        poisson: Whether each client is drawn independently. ``count`` is then the expected number.
 
     >>> sample(3, None, seed=0, round=1), len(sample(10, 4, seed=0, round=7))
     ((0, 1, 2), 4)
     """
     if count is None or count >= clients:
         return tuple(range(clients))
-    if poisson:  # amplification by sampling is accounted for independent draws only
+    if poisson:  # the privacy accounting for samples assumes independent draws
         drawn = torch.rand(clients, generator=seeded(seed, "sample", round), dtype=torch.float64)
         return tuple((drawn < count / clients).nonzero().flatten().tolist())
     order = torch.randperm(clients, generator=seeded(seed, "sample", round))
-    # Ascending: results are merged in this order, in any order of drawing.
+    # Sorted, so that the order in which results are merged does not depend on the order of drawing.
     return tuple(sorted(order[:count].tolist()))
 
 
 @dataclass(eq=False)
 class RoundPlan:
-    """One round: its clients (step 1), and the result of each (steps 5 and 6).
+    """One round: its clients (step 1), and whether each was accepted (steps 5 and 6).
 
     Attributes:
         round: Counted from 1; 0 for the survey.
-        clients: The drawn clients, in the order of their tasks.
-        due: Whether models are tested afterwards.
-        test: Test of a client's model after local training. Default: none.
-        accepted: A row for each client whose update was accepted.
-        rejected: Client, name and reason of each update that was refused.
-        failed: The same for clients whose work raised, exceeded a limit or died.
-        seconds: By purpose; time of an inner purpose does not count for the outer one.
+        clients: Ids of the drawn clients, in the order of their tasks.
+        due: Whether models are tested at the end of the round.
+        test: Tests a client's model after local training. Default: no such test.
+        accepted: The record of each client whose update was accepted.
+        rejected: Client, tier and reason of each rejected update.
+        failed: Client, tier and reason of each client whose work raised an error, exceeded a limit
+            or died.
+        seconds: Dict from purpose to seconds. If measurements are nested, time counts only for the
+            inner purpose.
         failure: Error of the first client that failed.
 
     Example:
@@ -169,7 +174,7 @@ class RoundPlan:
 
     @contextlib.contextmanager
     def measure(self, purpose: str) -> Iterator[None]:
-        """Count seconds for a purpose."""
+        """Measure the seconds spent for a purpose."""
         began, earlier, self._inner = time.perf_counter(), self._inner, 0.0
         try:
             yield
@@ -179,20 +184,20 @@ class RoundPlan:
             self._inner = earlier + total
 
     def fail(self, row: dict[str, Json], died: Died) -> None:
-        """Note a client that failed."""
+        """Record a client that failed."""
         if self.failure is None:
             self.failure = died.error
-        if self.failure is None:  # it was in another process
-            # Errors are not sent, only their text.
+        if self.failure is None:  # it was raised in another process
+            # Processes send only the text of an error.
             self.failure = ChildProcessError(died.reason)
             self.failure.add_note(died.trace)
         self.failed.append({**row, "reason": printable(died.reason)})
 
     def settle(self) -> None:
-        """Check, after the last client, that at least one succeeded or was rejected.
+        """Check after the last client that at least one client did not fail.
 
         Raises:
-            RunError: If every client failed: then clients are not the cause.
+            RunError: If every client failed, which suggests a common cause.
         """
         if self.failure is None or self.accepted or self.rejected:
             return
@@ -206,23 +211,23 @@ class RoundPlan:
             "every client failed",
             where=f"round {self.round}",
             found="; ".join(texts),
-            hint="the first failure is this error's cause (`--debug` shows it)",
+            hint="the error of the first client is the cause of this error (`--debug` shows it)",
         ) from self.failure
 
 
 @dataclass(eq=False)
 class Loop:
-    """The rounds of one experiment, and what outlives each of them.
+    """The rounds of one experiment, and the state that outlives each round.
 
     Attributes:
         experiment: The experiment.
-        record: The record. Default: nothing is recorded.
+        record: The run folder. Default: nothing is written.
         server: State of the server.
-        private: Private tensors of each client.
-        lines: The lines of the rounds so far.
-        done: Rounds that are done.
-        trackers: Where the figures of every round go.
-        best: The checkpoint of the best round on held-out examples, if any yet.
+        private: Dict from client to its private tensors.
+        lines: The records of the rounds so far.
+        done: Number of finished rounds.
+        trackers: Trackers that get the metrics of every round.
+        best: Checkpoint of the best round so far, according to held-out examples.
         elsewhere: Remote machines of the clients. Default: this machine.
     """
 
@@ -237,10 +242,10 @@ class Loop:
     elsewhere: Elsewhere | None = None
     _recording: float = 0.0
 
-    # ------------------------------------------------------------ before the first of its rounds
+    # ------------------------------------------------------------ before the first round
 
     def start(self, state: ServerState) -> None:
-        """Do what comes before round 1: the survey, from the strategy's first state."""
+        """Run the survey before round 1, starting from the strategy's first state."""
         world, strategy, plan = self.experiment.world, self.experiment.strategy, RoundPlan(0)
         with plan.measure("server"):
             tasks = each_returned(Task, strategy.survey(world, state), strategy, "survey")
@@ -249,12 +254,12 @@ class Loop:
             after = strategy.surveyed(world, state, results)
             self.server = returned(ServerState, after, strategy, "surveyed")
         plan.settle()
-        if plan.accepted:  # only now does the strategy have its models
+        if plan.accepted:  # the strategy has its models only after the survey
             testable(self.experiment, self.server)
         self._save()
 
     def go_on(self, checkpoint: Checkpoint, lines: list[dict[str, Json]]) -> None:
-        """Resume a run after its last checkpoint."""
+        """Restore a run from its last checkpoint."""
         self.server = ServerState(checkpoint.tensors, checkpoint.values)
         self.private = {
             client: ClientState.from_flat(flat) for client, flat in checkpoint.private.items()
@@ -263,14 +268,14 @@ class Loop:
         self.done = checkpoint.round
         number = self._best_round()
         if number is not None and self.record is not None:
-            # Older than the last checkpoints, it must outlive them.
+            # The best checkpoint may be older than the last ones. It must not be deleted.
             self.record.pinned = number
             self.best = checkpoint.copy() if number == self.done else self.record.at(number)
 
     # ------------------------------------------------------------ one round: the steps in order
 
     def round(self) -> dict[str, Json]:
-        """Do the next round, and return its line; the steps are those of the module's text."""
+        """Run the next round, and return its record. The module's docstring describes the steps."""
         began, setup = time.perf_counter(), self.experiment
         plan = self._drawn()  # step 1
         with plan.measure("server"):
@@ -298,7 +303,7 @@ class Loop:
             "record": self._recording,
             "total": time.perf_counter() - began,
         }
-        line = json_safe(line)  # as it will be read: without NaN for selection and trackers
+        line = json_safe(line)  # as read from the file: no NaN for selection and trackers
         self._keep(line, change)  # step 8
         return line
 
@@ -312,18 +317,18 @@ class Loop:
             number,
             poisson=setup.privacy is not None and setup.privacy.sampling == "poisson",
         )
-        clients = world.with_further(drawn)  # a client's additional models come with it
+        clients = world.with_further(drawn)  # a client also trains its additional models
         return RoundPlan(number, clients, setup.evaluate.due(number, world.rounds))
 
     def _merged(self, plan: RoundPlan) -> tuple[ServerState, dict[str, Json] | None]:
-        """Return the server's state after a round, and what the round changed (steps 2 to 6)."""
+        """Return the server's state after a round, and the size of its change (steps 2 to 6)."""
         setup, world, strategy = self.experiment, self.experiment.world, self.experiment.strategy
         with noted(strategy, "begin", plan.round):
             before = strategy.begin(world, self.server, plan.round, plan.clients)  # step 2
         before = returned(ServerState, before, strategy, "begin")
         if plan.due and setup.evaluate.trained and not self._at_nodes:
             plan.test = local_test(self._evaluator, before)
-        # Generators from here on: a client works when the strategy asks for its result.
+        # Generators from here on: a client works when the strategy reads its result.
         tasks = (self._task(before, client, plan.round) for client in plan.clients)
         arriving = self._changes.noted(self._results(plan, tasks))
         if setup.privacy is not None:
@@ -342,7 +347,7 @@ class Loop:
     # ------------------------------------------------------------ steps 4 to 6, client by client
 
     def _task(self, state: ServerState, client: int, number: int) -> Task:
-        """Return a client's task, checked (step 4)."""
+        """Return a client's task after checks (step 4)."""
         strategy, world = self.experiment.strategy, self.experiment.world
         with noted(strategy, "send", number):
             sent = strategy.send(world, state, client, number)
@@ -356,27 +361,28 @@ class Loop:
                 found=task.client,
                 expected=client,
             )
-        # Masks of −∞ have no mean: they are returned as sent, and skipped.
+        # Masks with −∞ cannot be averaged. They are returned unchanged, and not merged.
         return dataclasses.replace(
             task, unmerged=task.unmerged.union(unsummable(task.graph, task.state))
         )
 
     def _results(self, plan: RoundPlan, tasks: Iterable[Task]) -> Iterator[Result]:
-        """Yield the work of one client after the other, in the order of the tasks (steps 4 to 6).
+        """Yield the clients' results in the order of the tasks (steps 4 to 6).
 
-        Iterate it inside ``measure("server")``: local work is subtracted from it.
+        Iterate inside ``measure("server")``; the time of clients' work is not counted there.
         """
         arrivals, median = self._with_median(plan, self._arrivals(plan, tasks))
         for arrival in arrivals:
             result = self._accepted(plan, *arrival, median)
-            del arrival  # while the strategy has the result, nothing else refers to its tensors
-            # A client without a target that counts has learned nothing; a survey asks all of them.
+            del arrival  # while the strategy uses the result, nothing else refers to its tensors
+            # If all targets of a client are ignored, its result is not merged. A survey uses all
+            # results.
             if result is not None and (plan.round == 0 or result.weight("examples") > 0):
                 yield result
             del result
 
     def _arrivals(self, plan: RoundPlan, tasks: Iterable[Task]) -> Iterator[Arrival]:
-        """Yield results that are not refused; note refused ones in the plan (step 5)."""
+        """Yield results that are not rejected, and record rejected ones in the plan (step 5)."""
         with contextlib.closing(self._calls(plan, tasks)) as calls:
             for task, came in calls:
                 row: dict[str, Json] = {"client": task.client, "name": self._name(task)}
@@ -394,15 +400,15 @@ class Loop:
     def _calls(
         self, plan: RoundPlan, tasks: Iterable[Task]
     ) -> Generator[tuple[Task, Returned | Died]]:
-        """Yield the result of each task, in their order (step 5)."""
+        """Yield the result of each task, in order (step 5)."""
         if self.elsewhere is None:
             yield from self._workers.calls(
                 self._work,
                 tasks,
-                # Called when the client begins: an earlier task of this client may have added to
-                # it.
+                # Called when the client begins: an earlier task may have changed its private
+                # tensors.
                 begin=lambda task: Assignment(plan.round, task, self._own(task.client)),
-                # Two tasks of one client: the second needs the private tensors of the first.
+                # The second task of a client needs the private tensors of its first task.
                 key=lambda task: task.client,
                 waiting=lambda: plan.measure("local"),
                 again=True,
@@ -421,9 +427,11 @@ class Loop:
     def _with_median(
         self, plan: RoundPlan, arrivals: Iterator[Arrival]
     ) -> tuple[Iterator[Arrival], float]:
-        """Return the updates with the median of their sizes, for which all of them wait on disk.
+        """Return the updates, and the median of their sizes.
 
-        It is 0 if no limit depends on it; then updates pass one by one.
+        All updates wait on disk until the median is known.
+
+        If no limit depends on the median, it is 0, and updates are not stored.
         """
         rules = self._work.clip(plan.round)
         if self.experiment.bound is None and (rules is None or rules.clip != "median"):
@@ -436,12 +444,12 @@ class Loop:
     def _accepted(
         self, plan: RoundPlan, task: Task, row: dict[str, Json], came: Returned, median: float
     ) -> Result | None:
-        """Return an update as the strategy sees it, and record its client (step 6).
+        """Return an update as the strategy receives it, and record its client (step 6).
 
-        None if it is refused.
+        Returns None if the update is rejected.
         """
         outcome, work = came.outcome, self._work
-        assert outcome is not None  # else it was refused where it was checked
+        assert outcome is not None  # else it was already rejected
         result = dataclasses.replace(work.result(task, outcome), findings=came.findings)
         rules = work.clip(plan.round)
         factor = 1.0 if rules is None else rules.factor(_size(came), median)
@@ -468,10 +476,10 @@ class Loop:
     def _limited(
         self, task: Task, result: Result, size: UpdateSize, factor: float, median: float
     ) -> Result:
-        """Refuse a change of more than `bound` medians; scale down and examine one to be clipped.
+        """Reject an update that is larger than `bound` medians, or scale it down if required.
 
         Raises:
-            RejectedUpdate: If it is too large.
+            RejectedUpdate: If the update is too large.
         """
         bound = self.experiment.bound
         if bound is not None and size.rms > bound * median > 0:
@@ -483,7 +491,7 @@ class Loop:
         if factor == 1:
             return result
         state = clipped(task.state, result.state, factor, result.unmerged)
-        with one_thread():  # the same bits as where an update arrives
+        with one_thread():  # the same bits as in a worker process
             result = dataclasses.replace(result, state=state)
             return dataclasses.replace(result, findings=self._work.findings(result))
 
@@ -495,7 +503,7 @@ class Loop:
 
     @property
     def _at_nodes(self) -> bool:
-        """Whether private tensors are at nodes: models that need them cannot be tested."""
+        """Whether private tensors are stored at nodes, so that the server cannot test with them."""
         return self.elsewhere is not None and self.elsewhere.holder == "node"
 
     # ------------------------------------------------------------ step 7: test
@@ -512,7 +520,7 @@ class Loop:
     def _tested(self, evaluator: Evaluator) -> dict[str, Json]:
         """Test the strategy's evaluated models after the last round."""
         setup = self.experiment
-        # Requested again for each test: models may be created one at a time, as they are tested.
+        # Requested again for each test, since models may be created when they are tested.
         models = setup.strategy.evaluated(setup.world, self.server)
         each = each_returned(Evaluated, models, setup.strategy, "evaluated")
         each = private_models(setup.strategy, setup.world, each)
@@ -528,20 +536,20 @@ class Loop:
     # ------------------------------------------------------------ step 8: record
 
     def _keep(self, line: dict[str, Json], change: dict[str, Json] | None) -> None:
-        """Record a round; end a run that is finished early or does not progress (step 8)."""
+        """Record a round, and end a run that stops early or does not progress (step 8)."""
         self.lines.append(line)
         self._select(line)
         if self.record is not None:
             began = time.perf_counter()
             self.record.line(line, change)
             self._save()
-            # In the next line: this one is written before it is known.
+            # Recorded with the next round, since this record is written before the time is known.
             self._recording = time.perf_counter() - began
         self.trackers.round(line)
         self._give_up()
 
     def _select(self, line: dict[str, Json]) -> None:
-        """Remember the best round, and note if the run ends before its last one."""
+        """Remember the best round, and note if the run ends before its last round."""
         selection = self.experiment.selection
         if selection is None:
             return
@@ -562,7 +570,7 @@ class Loop:
         return bool(self.lines and self.lines[-1].get("stopped"))
 
     def _give_up(self) -> None:
-        """End a run whose last rounds changed nothing, since every client was refused or failed."""
+        """End a run if every client of its last rounds was rejected or failed."""
         last = self.lines[-self.experiment.patience :]
         lost = [line["rejected"] + line["failed"] for line in last if not line["clients"]]
         if len(lost) == self.experiment.patience and all(lost):
@@ -570,7 +578,7 @@ class Loop:
                 f"no update was accepted in {plural(len(lost), 'round')} in a row",
                 where=f"round {self.done}",
                 found="; ".join(f"client {one['client']}: {one['reason']}" for one in lost[-1][:3]),
-                hint="the rounds are recorded; `patience:` is the allowed number of such rounds",
+                hint="the rounds are recorded; `patience:` sets the allowed number of such rounds",
             )
 
     def _save(self) -> None:
@@ -581,15 +589,15 @@ class Loop:
         private = {client: state.flat() for client, state in self.private.items()}
         return Checkpoint(self.done, self.server.tensors, self.server.values, private)
 
-    # ------------------------------------------------------------ what serves all rounds
+    # ------------------------------------------------------------ used in all rounds
 
     def close(self) -> None:
-        """End the processes in which clients worked."""
+        """End the worker processes."""
         self._workers.close()
 
     @functools.cached_property
     def _work(self) -> ClientWork:
-        """The work of clients; one object for all rounds, so that processes can reuse it."""
+        """The work of clients: one object for all rounds, so that processes can reuse it."""
         return ClientWork(self.experiment)
 
     @functools.cached_property
@@ -610,7 +618,7 @@ class Loop:
 
     @functools.cached_property
     def _testers(self) -> Workers:
-        """The processes that test models; a device is used by one process."""
+        """The processes that test models; each device is used by one process."""
         if torch.device(self.experiment.world.device).type != "cpu":
             return Workers()
         return Workers(self.experiment.engine.workers or torch.get_num_threads())
@@ -635,7 +643,7 @@ def _size(came: Returned) -> UpdateSize:
 def _spilled(spill: Spill, arrival: Arrival) -> Callable[[], Arrival]:
     """Write the tensors of an update to disk, and return a function that reads it back."""
     task, row, came = arrival
-    assert came.outcome is not None  # else it was refused
+    assert came.outcome is not None  # else it was rejected
     sent, back, seen = map(spill.put, (task.state, came.outcome.state, came.findings))
     bare_task = dataclasses.replace(task, state={})
     bare = dataclasses.replace(came, outcome=None, findings={})

@@ -1,4 +1,4 @@
-"""Information on training examples of another machine: their number, in total and per class."""
+"""Numbers of training examples on other machines, in total and per class."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from archgraph.federation.world import Uncounted
 from archgraph.plain import Json
 from archgraph.tables import plural
 
-# A position outside every data set: NumPy and PyTorch refuse to read it.
+# An index outside every data set, at which NumPy and PyTorch cannot read.
 ELSEWHERE = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True)
 class ClientRows:
-    """A client's training examples, all of which are on its own machine.
+    """Numbers of training examples of a client that stores them on its own machine.
 
     Attributes:
         examples: Number of examples.
         histogram: Number of examples per class; None if the machine does not report it.
-        digest: SHA-256 of the examples, by which a resumed run recognises them.
+        digest: SHA-256 of the examples, with which a resumed run checks that they are the same.
         targets: Number of targets that are not ignored; None if they are not classes.
-        here: Whether the examples are on this machine. Then all training examples here are the
-            client's.
+        here: Whether this is the client's machine. All training examples on this machine then
+            belong to the client.
 
     Example:
         >>> rows = ClientRows(3, (1, 2), "ab")
@@ -45,7 +45,7 @@ class ClientRows:
 
     @classmethod
     def of(cls, data: Dataset, digest: str = "") -> Self:
-        """Count the training examples of a data set on this machine, also by class."""
+        """Count the training examples of a data set on this machine, in total and per class."""
         counts = class_histogram(data.train.targets, data.classes)
         classes = data.classes is not None and not data.train.targets.dtype.is_floating_point
         single = classes and data.train.targets.dtype != torch.bool
@@ -54,7 +54,7 @@ class ClientRows:
 
     @classmethod
     def read(cls, said: Mapping[str, Json]) -> Self:
-        """Read the result of :meth:`report` from another machine."""
+        """Read a report of another machine (see :meth:`report`)."""
         counts = tuple(map(int, said["histogram"])) if said["counted"] else None
         targets = said["targets"]
         return cls(
@@ -65,7 +65,7 @@ class ClientRows:
         )
 
     def report(self) -> dict[str, Json]:
-        """Return a report for another machine."""
+        """Return a report of these numbers to send to another machine."""
         return {
             "examples": self.examples,
             "histogram": list(self.histogram or ()),
@@ -76,12 +76,12 @@ class ClientRows:
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """Examples by class; reading them fails if the machine does not report them."""
+        """Number of examples per class; an error on access if the machine does not report it."""
         return Uncounted() if self.histogram is None else self.histogram
 
     @property
     def by_label(self) -> str:
-        """The counts in words; empty where there are none."""
+        """The numbers per class as text; empty if targets are not classes."""
         if self.histogram is None:
             return " (classes not stated)"
         if len(self.histogram) > 10:
@@ -89,7 +89,7 @@ class ClientRows:
         return f" ({', '.join(map(str, self.histogram))} by class)" if self.histogram else ""
 
     def positions(self) -> np.ndarray:
-        """Return where the examples are in the data of this machine, int64 ``[example]``."""
+        """Return the indices of the examples in the data of this machine, int64 ``[example]``."""
         return np.arange(self.examples) if self.here else np.full(self.examples, ELSEWHERE)
 
 

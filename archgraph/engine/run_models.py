@@ -21,26 +21,26 @@ def trained(
     python: bool = False,
     tested: bool = False,
 ) -> dict[str, Model]:
-    """Return a dict from name (``global``, tiers, clusters) to architecture and weights.
+    """Return a dict from model name (``global``, a tier or a cluster) to architecture and weights.
 
-    A model of which clients have their own versions (created for them, or with private tensors) is
-    included once per client, as ``NAME/CLIENT``.
+    If clients have their own versions of a model, for example with private tensors, each version is
+    included as ``NAME/CLIENT``.
 
     Args:
-        folder: The run folder; the run may still be running.
-        data_root: Folder of the data. Default: the run's.
-        data: The data, if it was an argument of the run.
+        folder: The run folder. The run need not be finished.
+        data_root: Folder of the data. Default: the folder that the run used.
+        data: The data, if it was passed to the run as an argument.
         python: Consent to run the Python code that the run's experiment and models name.
-        tested: Use the running statistics with which each model is tested, which some methods
-            compute from training data before a test. If False, use those of the checkpoint.
+        tested: Use the running statistics with which each model is tested. Some methods compute
+            them from training data before a test. If False, use the statistics in the checkpoint.
 
     Raises:
-        ArchGraphError: If it is not a run folder, its experiment can no longer be prepared (e.g.
-            its data is missing), or its checkpoint is damaged.
+        ArchGraphError: If the folder is not a run folder, the run's experiment can no longer be
+            prepared (for example, its data is missing), or its checkpoint is damaged.
     """
     path = run_folder(folder)
     setup = prepare(path / "run.yaml", data_root=data_root, data=data, python=python)
-    # A run with `keep: best` ends with another round than its last.
+    # A run with `keep: best` does not end with its last round.
     best = setup.selection.chosen if setup.selection is not None else None
     checkpoint = RunRecord.last(path, json_safe(setup.facts), best)
     server = ServerState(checkpoint.tensors, checkpoint.values)
@@ -59,9 +59,9 @@ def versions(
     private: Mapping[int, ClientState],
     state_of: Callable[[Evaluated, State], State] = lambda _, state: state,
 ) -> Iterator[tuple[str, Model]]:
-    """Yield names and weights, one at a time: of each model, or of each client's version of it.
+    """Yield the name and weights of each model, or of each client's version of a model.
 
-    Fine-tuning before a test does not create separate versions: a run does not keep its result.
+    Fine-tuning before a test does not create versions, since a run does not store its result.
     """
     for model in models:
         if not (model.clients and (model.private or model.states is not None)):

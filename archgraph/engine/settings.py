@@ -33,7 +33,7 @@ def check_local(
     """Check that data, task and models have what the options need.
 
     Raises:
-        RunError: Names the key that would have no effect or cannot be applied.
+        RunError: If an option would have no effect or cannot be applied. The message names its key.
     """
     written = family_of(spec)
     for index, tier in enumerate(family.clients):
@@ -51,41 +51,42 @@ def check_local(
                 at = ("clients", index, "local")
                 error.where = written.document_of(at).where((*at, *keys))
                 raise
-            with spec.locating("local"):  # wrong for any kind of client
+            with spec.locating("local"):  # wrong for all kinds of client
                 raise
 
 
 def _check(local: LocalOptions, graph: ArchGraph, rounds: int) -> None:
-    """Check optimiser and schedule of one kind of client; errors name `local.KEY`."""
+    """Check optimiser and schedule of one kind of client; errors name the key in `local`."""
     leaves = [p for p in graph.params if p.trainable and p.role == "parameter"]
     blank = [torch.empty(p.shape, dtype=torch_dtype(p.dtype), device="meta") for p in leaves]
-    try:  # Muon takes only matrices
+    try:  # for example, Muon takes only matrices
         if blank:
             local.chosen.make({"params": blank})
     except (ValueError, RuntimeError) as error:
         raise RunError(
-            f"{local.chosen.title} is refused by PyTorch: {error}",
+            f"PyTorch rejects {local.chosen.title}: {error}",
             where="local.optimiser",
             found=graph.name or "model",
-            hint="choose another optimiser, or freeze what it cannot train (`train_only`)",
+            hint="choose another optimiser, or freeze the parameters that it cannot train "
+            "(`train_only`)",
         ) from None
-    # The number of steps is unknown: the schedule is created, and begins.
+    # The number of steps is unknown: the schedule is created, and its first step is checked.
     local.settings_at(rounds if local.over is None else 1, rounds, 1, 1000)
 
 
 def _check_loss(local: LocalOptions, data: Dataset, learning: LearningTask) -> None:
-    """Check that a loss takes outputs and targets of the task, on examples of zeros."""
+    """Check that a loss accepts outputs and targets of the task, on examples of zeros."""
     assert local.loss is not None
     title, where = local.loss.title, "local.loss"
     if isinstance(learning.loss, OwnLoss):
         raise RunError(
-            "would replace your objective",
+            "would replace the objective of `task`",
             where=where,
             found=title,
-            hint="remove one of the two",
+            hint="remove `local.loss`, or the objective",
         )
     classes = data.classes or 1
-    if learning.form == "classes":  # more examples than classes: those of numbers do not fit
+    if learning.form == "classes":  # more examples than classes: losses of numbers do not fit
         targets = torch.zeros(classes + 1, dtype=torch.long)
         predictions = torch.zeros(classes + 1, classes)
     else:
@@ -98,30 +99,30 @@ def _check_loss(local: LocalOptions, data: Dataset, learning: LearningTask) -> N
         problem = str(error).partition("\n")[0]
     if problem:
         raise RunError(
-            f"{title} does not take outputs and targets of the task: {problem}",
+            f"{title} does not accept outputs and targets of the task: {problem}",
             where=where,
             found=f"{learning.name} ({data.name})",
         )
 
 
 def _check_transforms(transforms: Sequence[LibraryClass], data: Dataset, public: object) -> None:
-    """Check that there are images in a known range, which keep their shape."""
+    """Check that inputs are images with known range, and that transforms keep their shape."""
     check_images(data)
     where = "local.transforms"
     if data.train.targets.dim() > 2:
         raise RunError(
-            "change images, and not the boxes or maps that are their targets",
+            "transforms would change the images, but not the boxes or maps in their targets",
             where=where,
             found=f"targets {list(data.train.targets.shape[1:])} ({data.name})",
-            expected="targets without positions in the image",
-            hint="change image and target together in the dataset's __getitem__",
+            expected="targets that do not depend on positions in the image",
+            hint="transform image and target together in the dataset's __getitem__",
         )
     if not isinstance(public, int | None):
         raise RunError(
-            "undo the normalisation of the run's data, and public images of another data set "
-            "have their own",
+            "transforms need the normalisation of the run's data, but the public data set has "
+            "another one",
             where=where,
-            hint="take `public` out of the training examples, `public: 200`",
+            hint="use training examples as public examples, e.g. `public: 200`",
         )
     images = (data.train if data.train.stream is None else data.test).inputs
     least, most = map(float, images.aminmax())
@@ -146,7 +147,7 @@ def _transformed_shape(transforms: Sequence[LibraryClass], data: Dataset) -> tup
     """Return the shape of an image of zeros after the transforms.
 
     Raises:
-        RunError: If one of them does not return a tensor.
+        RunError: If a transform does not return a tensor.
     """
     image = torch.zeros(1, *data.shape)
     for at, one in enumerate(transforms):

@@ -1,4 +1,4 @@
-"""Parallel runs, each in its own single-threaded process, so that a crash ends only one of them."""
+"""Parallel runs, each in its own single-threaded process, so that a crash ends only one run."""
 
 from __future__ import annotations
 
@@ -18,16 +18,18 @@ R = TypeVar("R")
 def side_by_side(
     call: Callable[[T], R], items: Iterable[T], workers: int
 ) -> Iterator[tuple[T, R | str]]:
-    """Call a function on items in parallel; yield each item with its result or error, as they end.
+    """Call a function on items in parallel, and yield each item with its result or error.
+
+    Results are yielded in the order in which the calls end.
 
     Args:
-        call: Returns plain values. Bits do not depend on the number of processes.
+        call: The function. Its results must be plain values.
         items: Arguments of the calls.
         workers: Number of processes.
     """
 
     def ended(item: T) -> R | str:
-        # Sums depend on the number of threads.
+        # The last bits of sums depend on the number of threads.
         with one_thread():
             done = attempted(functools.partial(call, item))
         if isinstance(done, Died):

@@ -1,4 +1,4 @@
-"""Checks of private entries before the first round: patterns, and additions to the global model."""
+"""Checks, before the first round, of tensors that stay with clients."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from archgraph.federation import GLOBAL, ServerState, Task, World, private_task
 from archgraph.federation.private_parts import additions
 from archgraph.hints import listed, nearest
 
-# Rounds whose tasks are checked: if a strategy draws tiers, one may appear in a later round.
+# Number of rounds whose tasks are checked: a strategy that draws tiers may use a tier only later.
 LOOKED = 10
 HINT = "move the rewrite to the family's `change`, which changes the global model, too"
 
 
 def check_private(experiment: Experiment, state: ServerState) -> None:
-    """Check that the strategy's ``private`` names entries, and the same ones in later rounds.
+    """Check that ``private`` matches tensors, and that these are the same in later rounds.
 
     Raises:
-        RunError: If a pattern does not match any entry (names the nearest), or an entry
-            that stays with a client has other positions of the global model in another round.
+        RunError: If a pattern does not match any tensor (the message suggests similar names), or a
+            private tensor corresponds to different parts of the global model in different rounds.
     """
     world, where = experiment.world, "private"
     patterns: tuple[str, ...] = getattr(experiment.strategy, "private", ())
@@ -36,11 +36,10 @@ def check_private(experiment: Experiment, state: ServerState) -> None:
             entry = task.transfer.entries.get(name) if task.transfer else None
             if before.setdefault((task.client, name), entry) != entry:
                 raise RunError(
-                    "private entries belong to a client's last part, which changes from round to "
-                    "round",
+                    "private tensors belong to other parts of the global model in each round",
                     where=where,
                     found=name,
-                    hint="give clients parts that stay, or leave this entry to the server",
+                    hint="give clients fixed parts of the model, or share this tensor",
                 )
     for pattern in patterns:
         if pattern not in names and not fnmatch.filter(names, pattern):
@@ -53,9 +52,9 @@ def check_private(experiment: Experiment, state: ServerState) -> None:
 
 
 def kept_additions(experiment: Experiment, state: ServerState) -> Mapping[str, list[str]]:
-    """Return a dict from tier to the private entries that the global model lacks.
+    """Return a dict from tier to the names of private tensors that the global model lacks.
 
-    Entries that the strategy merges itself (NeFL's step sizes) are not included.
+    Tensors that the strategy merges itself, such as NeFL's step sizes, are not included.
     """
     world, added = experiment.world, dict[str, list[str]]()
     if not _with_additions(world) or not state.group(GLOBAL):
@@ -69,7 +68,7 @@ def kept_additions(experiment: Experiment, state: ServerState) -> Mapping[str, l
 
 
 def _tasks(experiment: Experiment, state: ServerState) -> Iterator[Task]:
-    """Yield the first tasks of a client of each tier, with private entries."""
+    """Yield the tasks of the first rounds for one client of each tier, with private tensors."""
     world, strategy = experiment.world, experiment.strategy
     ids = tuple(client.id for client in world.clients)
     first = {world.clients[client].name: client for client in reversed(ids)}
@@ -81,7 +80,7 @@ def _tasks(experiment: Experiment, state: ServerState) -> Iterator[Task]:
 
 @contextlib.contextmanager
 def explained(world: World) -> Iterator[None]:
-    """Explain failing rewrites of a strategy on a tier by entries that the global model lacks."""
+    """If a strategy's rewrite fails on a tier with additional weights, name them in the error."""
     try:
         yield
     except (RewriteError, GraphError) as error:
@@ -96,7 +95,7 @@ def explained(world: World) -> Iterator[None]:
 
 
 def _with_additions(world: World) -> dict[str, list[str]]:
-    """Return trained entries that the global model lacks, for tiers that have some."""
+    """Return a dict from tier to the trained tensors that the global model lacks, if any."""
     tiers = world.tiers if world.graph.nodes else ()
     more = {tier.name: (tier.graph, additions(tier.graph, tier.transfer)) for tier in tiers}
     return {

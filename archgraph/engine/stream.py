@@ -1,4 +1,4 @@
-"""The results of a round as a strategy reads them: one client at a time, and once."""
+"""The results of a round, which a strategy reads one by one, and only once."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from archgraph.federation import Result
 
 
 class ResultStream(Iterator[Result]):
-    """Results that can be read once: a second pass is an error, not empty.
+    """Results that can be read once; a second pass raises an error.
 
     Args:
         results: The results, in the order of the clients.
-        where: The method of a strategy that reads them, for errors.
+        where: The method of a strategy that reads the results, for error messages.
 
     Example:
         >>> results = ResultStream([], "Mine.receive")
@@ -31,7 +31,7 @@ class ResultStream(Iterator[Result]):
         """Begin to read them.
 
         Raises:
-            RunError: If they were read before, even if only the first one was.
+            RunError: If any result was read before.
         """
         if self._read:
             raise RunError(
@@ -45,6 +45,6 @@ class ResultStream(Iterator[Result]):
         return self._results
 
     def __next__(self) -> Result:
-        """Read one."""
+        """Read the next result."""
         self._read = True
         return next(self._results)

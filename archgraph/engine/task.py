@@ -1,4 +1,4 @@
-"""The learning task of an experiment: a named row with the experiment's loss and metrics."""
+"""The learning task of an experiment, with the experiment's loss and metrics."""
 
 from __future__ import annotations
 
@@ -29,15 +29,16 @@ from archgraph.language.task import TaskSpec
 
 
 def learning_task(spec: TaskSpec | None, data: Dataset) -> LearningTask:
-    """Determine what is learned from the data.
+    """Return the learning task of an experiment.
 
     Args:
-        spec: The task in the experiment. Default: from the type of the targets.
+        spec: The experiment's key ``task``. Default: chosen by dtype and shape of the targets.
         data: The data.
 
     Raises:
-        RunError: If the data has other targets than the task learns.
-        SpecError: If the objective cannot be imported, or a metric is unknown or of another task.
+        RunError: If the task cannot learn the data's targets.
+        SpecError: If the objective cannot be imported, or a metric is unknown or belongs to another
+            task.
     """
     targets = data.train.targets
     if spec is None:
@@ -48,7 +49,7 @@ def learning_task(spec: TaskSpec | None, data: Dataset) -> LearningTask:
         assert task.targets is not None
         others = [name for name in DEFAULTS if _learns(TASKS[name], targets)]
         raise RunError(
-            f"{task.name} does not learn such targets",
+            f"{task.name} cannot learn these targets",
             where="task",
             found=f"targets {_named(targets)} ({data.name})",
             expected=f"{_named(task.targets.dtype)}, {task.targets.words}",
@@ -72,7 +73,7 @@ def _imported(name: str, where: str) -> Callable[..., Any]:
 
 
 def _of_two(task: LearningTask, data: Dataset) -> LearningTask:
-    """Return the task for two classes, if the data has two."""
+    """Return the task, which allows single logits if the data has two classes."""
     if task.form != "classes" or data.classes != 2:
         return task
     return dataclasses.replace(task, one_logit=data.train.targets.dim())
@@ -82,7 +83,7 @@ def check_strategy(strategy: Strategy, name: str, task: LearningTask) -> None:
     """Check that a strategy can learn a task.
 
     Raises:
-        RunError: If not, with the reason.
+        RunError: If the strategy cannot learn the task. The message states the reason.
     """
     reason = strategy.unlearnable.get(task.form)
     if reason is not None:
@@ -104,26 +105,26 @@ def check_strategy(strategy: Strategy, name: str, task: LearningTask) -> None:
 
 @dataclass(frozen=True)
 class OwnLoss:
-    """A user's loss.
+    """A loss function of the user.
 
     Attributes:
-        function: Maps predictions and targets of a batch to their mean loss, one per example, or
-            one per target, where targets of class -100 do not count. Predictions that have one axis
-            of size 1 more than their targets arrive without it, unless targets are classes: they
-            would be broadcast.
-        form: Form of a target.
+        function: Maps predictions and targets of a batch to the mean loss, or to a loss per example
+            or per target. Targets of class -100 are ignored in averages. If targets are not
+            classes, predictions ``[batch, 1]`` are passed as ``[batch]``, since they would be
+            broadcast otherwise.
+        form: Meaning of a target: a class, labels, numbers, or unknown.
     """
 
     function: Callable[[Any, Any], Tensor]
     form: TargetForm = "any"
 
     def __call__(self, predictions: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
-        """Return the result of the user's function, or its mean if one number is requested.
+        """Return the result of the user's function, or its mean if ``reduction`` is ``mean``.
 
         Raises:
-            RunError: If it is not a loss of this batch.
+            RunError: If the result does not have the shape of a loss of this batch.
         """
-        # Other shapes would be averaged, too: broadcast predictions go unnoticed.
+        # Other shapes are errors, such as accidentally broadcast predictions.
         sizes: tuple[tuple[int, ...], ...] = ((), (1,), targets.shape[:1], targets.shape)
         alike = self.form == "classes" or not isinstance(predictions, Tensor)
         predictions = predictions if alike else aligned(predictions, targets)
@@ -140,7 +141,7 @@ class OwnLoss:
             return value.mean() if reduction == "mean" else value
         counts = class_counts(targets)
         if value.shape not in (targets.shape, targets.shape[:1]):
-            # A mean over nothing is 0 / 0, whose gradient is not a number either.
+            # A mean over no targets is 0 / 0, whose gradient is NaN, too.
             nothing = not bool(counts.any()) and bool(value.isnan().any())
             return predictions.sum() * 0 if nothing else value.mean()
         # As torch's cross_entropy with ignore_index: ignored targets do not count in the mean. The
@@ -152,21 +153,24 @@ class OwnLoss:
 
 
 SOFT = (
-    "for the class of the largest, as in one-hot rows, targets.argmax(1); for soft labels write "
+    "for one-hot rows, pass targets.argmax(1); for soft labels, write "
     'task: {objective: "python:losses:soft"}, a function of outputs and targets such as '
     "torch.nn.functional.cross_entropy"
 )
-# With a user's objective and no kind: only the loss of targets is known.
+# For a user's objective without a kind: the meaning of targets is unknown.
 _ANY = LearningTask(
     "own", None, "any", TASKS["regression"].loss, (), judge="loss", shapes=any_shape
 )
 
 
 def standardised(task: LearningTask, targets: Tensor) -> LearningTask:
-    """Standardise targets to mean 0 and deviation 1 for the loss; metrics keep their units."""
-    # In double: sums over a whole data set.
+    """Return the task with a loss on targets of mean 0 and standard deviation 1.
+
+    Metrics are still computed in the targets' own units.
+    """
+    # In double precision, for sums over a whole data set.
     std, mean = torch.std_mean(targets.double(), 0, correction=0)
-    std = torch.where(std > 0, std, 1.0)  # a target that never varies is not divided by 0
+    std = torch.where(std > 0, std, 1.0)  # do not divide a constant target by 0
     loss = Standardised(task.loss, mean.float(), std.float())
 
     def restored(metric: AnyMetric) -> AnyMetric:
@@ -178,7 +182,7 @@ def standardised(task: LearningTask, targets: Tensor) -> LearningTask:
 
 
 def _soft(targets: Tensor) -> bool:
-    """Return whether targets are shares of classes."""
+    """Return whether targets look like one-hot or soft labels: rows that sum to 1."""
     if targets.dim() != 2:
         return False
     shares = targets.float()
@@ -200,14 +204,14 @@ def _metrics(spec: TaskSpec, task: LearningTask, data: Dataset) -> Iterator[AnyM
     """Yield the requested metrics: the task's own, or those of torchmetrics."""
     for i, choice in enumerate(spec.metrics):
         where = f"task.metrics.{i}"
-        if choice == "loss":  # measured in any case
+        if choice == "loss":  # always measured
             continue
         if task.form == "any":
             raise SpecError(
-                "is measured only for a known form of targets",
+                "needs a `kind` of task",
                 where=where,
                 found=choice if isinstance(choice, str) else choice.title,
-                hint="write the kind next to the objective, e.g. kind: regression",
+                hint="set the kind of task next to the objective, e.g. kind: regression",
             )
         if not isinstance(choice, str):
             numbers = math.prod(data.test.targets.shape[1:])
@@ -221,12 +225,12 @@ def _metrics(spec: TaskSpec, task: LearningTask, data: Dataset) -> Iterator[AnyM
                 where=where,
                 found=choice,
                 expected=", ".join(known for known, form in METRICS if form == task.form),
-                hint="or name a class of torchmetrics",
+                hint="or use a class of torchmetrics",
             )
 
 
 def _measured(spec: TaskSpec, task: LearningTask, asked: tuple[AnyMetric, ...]) -> LearningTask:
-    """Return the task with the requested metrics before its own."""
+    """Return the task with the requested metrics, followed by its own metrics."""
     names = {metric.name for metric in asked}
     others = tuple(metric for metric in task.metrics if metric.name not in names)
     judge = task.judge
@@ -234,8 +238,8 @@ def _measured(spec: TaskSpec, task: LearningTask, asked: tuple[AnyMetric, ...]) 
         judge = "loss" if spec.metrics[0] == "loss" else asked[0].name
     task = dataclasses.replace(task, metrics=(*asked, *others), judge=judge)
     if task.better[judge] is None:
-        message = "cannot judge models: neither more nor less of it is better"
+        message = "cannot rank models: neither higher nor lower is better"
         raise SpecError(
-            message, where="task.metrics.0", found=judge, hint="write another metric first"
+            message, where="task.metrics.0", found=judge, hint="put another metric first"
         )
     return task

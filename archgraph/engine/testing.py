@@ -1,4 +1,4 @@
-"""Answers of a model to test examples, and their figures."""
+"""Predictions of models on test examples, and their metrics."""
 
 from __future__ import annotations
 
@@ -21,13 +21,12 @@ from archgraph.states.copies import to_device
 
 @dataclass(frozen=True, eq=False)
 class Answers:
-    """A model's answers to the test examples.
+    """The rows of metrics that a model's predictions on test examples yield.
 
     Attributes:
         metrics: The metrics.
-        rows: Dict from metric to the values of the examples, ``[example, ...]``.
-        targets: Number of counted targets, 1 for a class, the window's length for text,
-            ``[example]``.
+        rows: Dict from metric to its rows (see :class:`.Metric`), ``[example, ...]``.
+        targets: Number of targets of each example that are not ignored, ``[example]``.
     """
 
     metrics: Sequence[Metric]
@@ -35,7 +34,7 @@ class Answers:
     targets: Tensor
 
     def summary(self, chosen: Sequence[int] | slice | Tensor = slice(None)) -> dict[str, float]:
-        """Return the figures of the chosen examples; NaN if none of their targets counts.
+        """Return the metrics of the chosen examples; NaN if all their targets are ignored.
 
         Example:
             >>> from archgraph.federation.metrics import METRICS
@@ -44,25 +43,26 @@ class Answers:
             {'accuracy': 0.5}
         """
         count = int(self.targets[chosen].sum())
-        if not count:  # a score over nothing
+        if not count:  # a metric of no targets
             return {m.name: math.nan for m in self.metrics}
         return {m.name: m.value(self.rows[m.name][chosen], count) for m in self.metrics}
 
     @property
     def right(self) -> Tensor:
-        """Whether each example with one class was classified correctly, int64 ``[example]``."""
+        """1 for each example that was classified correctly, else 0; int64 ``[example]``."""
         return self.rows["accuracy"].long()
 
     def matched(self, targets: Tensor, shares: Sequence[Sequence[float]]) -> list[float]:
-        """Return each client's expected accuracy on test examples with its shares of the classes.
+        """Return each client's expected accuracy on test data with its proportions of the classes.
 
-        Σ_c p_c · (accuracy on examples of class c): the mean over all test sets that could be drawn
-        by the shares p (RecipFL, §5.1, draws one). Classes without a test example are ignored, and
-        the other shares are divided by their sum.
+        This is Σ_c p_c · (accuracy on examples of class c), where p_c is the client's proportion of
+        class c. It is the mean over all test sets that could be drawn with these proportions
+        (RecipFL, §5.1, draws one). Classes without a test example are ignored, and the other
+        proportions are divided by their sum.
 
         Args:
             targets: Class of each example, ``[example]``; -100 is ignored.
-            shares: Share of each class per client, up to a factor per client (e.g. numbers of
+            shares: Proportions of the classes per client, up to a factor (for example, numbers of
                 examples), ``[client, class]``.
 
         Example:
@@ -77,7 +77,7 @@ class Answers:
         count = torch.bincount(targets, minlength=classes)
         rates = torch.bincount(targets, hits, classes) / count.clamp(min=1)
         mixtures = mixtures * (count > 0)
-        # Not a product of matrices: the same bits for any choice of clients.
+        # Not a matrix product, so that the bits do not depend on the choice of clients.
         sums = zip((mixtures * rates).sum(1).tolist(), mixtures.sum(1).tolist(), strict=True)
         return [right / total if total else math.nan for right, total in sums]
 
@@ -93,17 +93,20 @@ def answers(
     device: str = "cpu",
     workers: Workers | None = None,
 ) -> list[Answers]:
-    """Test a module in eval mode, on one thread: its answers, then those under each mask.
+    """Test a module in evaluation mode, on one thread.
+
+    Returns the answers without a mask, then the answers with each mask.
 
     Args:
-        module: On ``device``.
+        module: The module, on ``device``.
         data: Test examples.
         learning: The learning task.
-        predict: From outputs to predictions. Default: the task's output.
-        masks: For each, test with the logits of other classes set to 0, bool ``[classes]``.
-        batch: Examples at a time.
-        device: Where the module is.
-        workers: Processes to run it in. Default: this process.
+        predict: Maps outputs to predictions. Default: as the task does.
+        masks: Masks of classes, bool ``[classes]``. For each mask, the logits of other classes are
+            set to 0.
+        batch: Number of examples per batch.
+        device: Device of the module.
+        workers: Worker processes for the test. Default: this process.
     """
     module.eval()
     metrics = [metric for metric in learning.measured if isinstance(metric, Metric)]
@@ -120,11 +123,11 @@ def answers(
     with torch.inference_mode(), one_thread():
         calls = (workers or Workers()).calls(tested, range(0, len(data), batch))
         for start, done in calls:
-            # A process may be killed by the machine: then the batch is tested here.
+            # If the system kills a process, its batch is tested in this process.
             results = tested(start) if isinstance(done, Died) else done
             for part, rows in zip(parts, results, strict=True):
                 part.append(rows)
-    # Metrics see rows of all batches at once, so no figure depends on the size of a batch.
+    # Metrics get the rows of all batches at once, so that they do not depend on the batch size.
     counts = learning.counts(data.targets)
     return [
         Answers(
@@ -137,10 +140,10 @@ def answers(
 def _rows(
     metrics: Sequence[Metric], predictions: Tensor, targets: Tensor, masks: Sequence[Tensor]
 ) -> list[dict[str, Tensor]]:
-    """Return the metrics' rows of a batch, then its rows under each mask."""
+    """Return the metrics' rows of a batch without a mask, then with each mask."""
     results = [{m.name: m.rows(predictions, targets) for m in metrics}]
     for present in masks:
-        if bool(present.all()):  # a mask that hides nothing changes nothing
+        if bool(present.all()):  # a mask of all classes changes nothing
             results.append(results[0])
             continue
         seen = mask_absent(predictions, present)

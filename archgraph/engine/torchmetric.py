@@ -29,28 +29,28 @@ def torch_metric(
     numbers: int = 1,
     examples: int = 4,
 ) -> Metric:
-    """Create a metric of torchmetrics.
+    """Create a metric from a class of torchmetrics.
 
     Args:
-        choice: Its class.
+        choice: The class and its arguments.
         task: The learning task.
         classes: Number of classes or labels.
-        where: Place in a file, for errors.
-        numbers: Numbers per target, if targets are numbers.
+        where: Location in the experiment, for error messages.
+        numbers: Number of values per target, if targets are numbers.
         examples: Number of test examples.
 
     Raises:
-        SpecError: If it does not take such targets, or is not one number.
+        SpecError: If the metric does not accept the task's targets, or does not return one number.
     """
     supplied: dict[str, Json] = {"num_classes": classes, "num_labels": classes}
     if task.form == "classes":
         supplied["ignore_index"] = IGNORED
     classed = task.form in ("classes", "labels")
-    # Without a number of classes it takes the probability of the second of two.
+    # A class without an argument for classes takes the probability of the second of two classes.
     binary = classes == 2 and not inspect.signature(
         choice.kind
     ).parameters.keys() & supplied.keys() - {"ignore_index"}
-    # A partial of a module's function can be pickled: workers test models, too.
+    # A partial of a module's function can be pickled, since workers test models, too.
     make = functools.partial(_created, choice, tuple(supplied.items()))
     try:
         metric = make()
@@ -58,20 +58,20 @@ def torch_metric(
             shape = (classes,) if classed else (numbers,)[: numbers > 1]
             metric.update(*_trial(task.form, min(examples, 4), shape, binary=binary))
             value = metric.compute()
-    except Exception as error:  # any error of its constructor about the options
+    except Exception as error:  # the constructor may raise any error
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise SpecError(
             "cannot be computed",
             where=where,
             found=f"{choice.title}: {reason}",
-            hint=f"a target has {numbers} numbers: name a metric of several, e.g. mae or r2"
+            hint=f"a target has {numbers} numbers; use a metric for several numbers, e.g. mae or r2"
             if numbers > 1
-            else f"it must be one for {task.name}",
+            else f"use a metric for {task.name}",
         ) from error
     if not isinstance(value, Tensor) or value.numel() != 1:
         shape = tuple(value.shape) if isinstance(value, Tensor) else value
         raise SpecError(
-            "is not one number",
+            "does not return one number",
             where=where,
             found=f"{choice.title}, {shape}",
             hint="remove the option that returns one per output"
@@ -85,7 +85,7 @@ def torch_metric(
         form = _Counted(make, binary)
     else:
         raise SpecError(
-            "would hold the predictions of all targets",
+            "would need the predictions of all targets in memory",
             where=where,
             found=choice.title,
             hint="set thresholds, e.g. {thresholds: 100}",
@@ -96,7 +96,7 @@ def torch_metric(
 
 @dataclass(frozen=True)
 class _Whole:
-    """A metric of predictions and targets that are kept until it is computed.
+    """A metric that is computed from all predictions and targets at once.
 
     Attributes:
         make: Creates the metric.
@@ -110,7 +110,8 @@ class _Whole:
 
     def rows(self, predictions: Tensor, targets: Tensor) -> Tensor:
         outputs = aligned(predictions, targets) if self.form == "values" else predictions
-        # One tensor per batch, predictions next to targets: in a float, classes stay exact to 2^24.
+        # One tensor per batch, predictions next to targets. Floats represent classes exactly up to
+        # 2^24.
         return torch.cat([x.reshape(len(x), -1).float() for x in (outputs, targets)], 1)
 
     def value(self, rows: Tensor, count: int) -> float:
@@ -133,7 +134,7 @@ class _Whole:
 
 @dataclass(frozen=True)
 class _Counted:
-    """A metric whose state is a sum over examples: each batch's state is kept.
+    """A metric whose state is a sum over examples; rows are the states of batches.
 
     Attributes:
         make: Creates the metric.
@@ -146,7 +147,7 @@ class _Counted:
     def rows(self, predictions: Tensor, targets: Tensor) -> Tensor:
         metric = self.make().to(predictions.device)
         with _silent():
-            # torchmetrics takes classes on the second axis.
+            # torchmetrics expects classes on the second axis.
             outputs = predictions.movedim(-1, 1).softmax(1)
             metric.update(outputs[:, 1] if self.binary else outputs, targets)
         states = [getattr(metric, name).double().flatten() for name in metric.metric_state]
@@ -168,7 +169,7 @@ def _created(choice: LibraryClass, supplied: tuple[tuple[str, Json], ...]) -> An
 
 
 def _summed(metric: Any) -> bool:
-    """Return whether states of batches add up: then one row per batch suffices."""
+    """Return whether the state of a metric is a sum over batches."""
     reductions = [metric._reductions[name] for name in metric.metric_state]
     return all(getattr(one, "__name__", "") == "dim_zero_sum" for one in reductions)
 
@@ -176,7 +177,7 @@ def _summed(metric: Any) -> bool:
 def _trial(
     form: TargetForm, examples: int, shape: tuple[int, ...], *, binary: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return predictions and targets of a few examples; predictions of one have this shape."""
+    """Return predictions and targets of a few examples, for a trial of a metric."""
     generator = torch.Generator().manual_seed(0)
     said = torch.randn(examples, *shape, generator=generator)
     if form == "classes":
@@ -188,7 +189,7 @@ def _trial(
 
 @contextlib.contextmanager
 def _silent() -> Iterator[None]:
-    """Silence torchmetrics: its warnings (a class without examples) would come in every round."""
+    """Silence warnings of torchmetrics, which would come in every round."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

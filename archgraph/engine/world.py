@@ -1,4 +1,4 @@
-"""Preparation of experiments: graphs, weights, clients with their shares of the data."""
+"""Prepare experiments: build graphs and weights, load data and distribute it to clients."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ from archgraph.tables import plural
 
 T = TypeVar("T")
 
-# Bytes of results of a round that are merged at once.
+# Maximum number of bytes of results that are merged together.
 WAIT = 2**28
 
 
@@ -83,26 +83,27 @@ def prepare(
 ) -> Experiment:
     """Resolve an experiment: read its files, build its graphs, load and distribute its data.
 
-    1. Configure the strategy, and build the architectures of its clients.
+    1. Configure the strategy, and build the architectures of the family.
     2. Read the data.
-    3. Match models, data and task, or raise if they do not fit.
+    3. Match models, data and task, or raise an error if they do not fit.
     4. Read initial weights from a file, and set the number of clients in a round.
     5. Distribute training examples; some may be public for all clients.
-    6. Hold out the examples that select a round.
+    6. Hold out examples for validation.
     7. Assemble the :class:`~archgraph.engine.experiment.Experiment`.
 
     Args:
-        experiment: A file, a parsed file, or a dict with the same keys, in which a model may be a
+        experiment: A file, a parsed file, or a dict with the same keys. In a dict, a model may be a
             graph or the result of ``ag.trace``.
-        data_root: Folder of the data. Default: that of the experiment, or else the folder in
-            ``ARCHGRAPH_DATA``.
+        data_root: Folder of the data. Default: the experiment's folder, or else ``ARCHGRAPH_DATA``.
         data: Data to use instead of the experiment's data, in any form that
-            :func:`archgraph.data.doors.data_from_python` takes. The experiment's partition is used.
+            :func:`archgraph.data.doors.data_from_python` accepts. The experiment's partition is
+            still used.
         imagined: Placeholder data for a dry run. The experiment can start, but the run is not
             recorded. Default: the data is loaded.
         family: The family, if it is already resolved.
-        rows: Training rows per client if they stay on the clients' machines: all clients on the
-            server, one on a client. Default: the examples are distributed here.
+        rows: For training data that stays on the clients' machines: dict from client to the numbers
+            of its examples. On the server it contains all clients, on a client's machine this
+            client. Default: the training examples are on this machine and are distributed.
         python: Consent to run the Python code that the experiment and its models name.
 
     Raises:
@@ -127,27 +128,26 @@ def prepare(
 
 @dataclass(eq=False)
 class _Draft:
-    """An experiment in preparation: each stage sets the fields that later ones read.
+    """An experiment in preparation: each stage sets fields that later stages read.
 
     Attributes:
-        spec: The spec; the location of the data (stage 2) and its partition (stage 5) are filled
-            in.
+        spec: The experiment's file; stage 2 adds the folder of the data, stage 5 its partition.
         device: Device of the server.
         data_root: Folder of the data.
-        imagined: Whether zeros replace the data.
-        rows: Training rows per client on the clients' machines.
+        imagined: Whether zeros replace the data, for a dry run.
+        rows: Dict from client to the numbers of its examples, if these are on the client's machine.
         strategy: The method (stage 1).
         family: The architectures (stages 1, 3 and 4).
         dataset: The data (stages 2, 3, 5 and 6).
         learning: The learning task (stages 3 and 6).
-        by_kind: Training options of kinds of client with their own keys (stage 3).
-        sampled: Clients in a round (stage 4).
-        shares: Positions of the training examples of each client (stages 5 and 6).
-        public: Positions of the public examples (stage 5).
+        by_kind: Dict from kind of client to its own options of local training (stage 3).
+        sampled: Number of clients in a round (stage 4).
+        shares: Indices of the training examples of each client (stages 5 and 6).
+        public: Indices of the public examples (stage 5).
         other: Public examples from another data set (stage 6).
-        held_out: Positions of the held-out examples (stage 6).
-        selection: The selection by held-out examples (stage 6).
-        seedless: The data before anything of it was drawn (stage 6).
+        held_out: Indices of the held-out examples (stage 6).
+        selection: Options for selecting a round by its metrics on held-out examples (stage 6).
+        seedless: The data before stages that depend on the seed (stage 6).
     """
 
     spec: ExperimentSpec
@@ -183,10 +183,10 @@ class _Draft:
             _check_options(spec, self.strategy, self.family)
 
     def read_data(self, data: object, imagined: Dataset | None) -> None:
-        """Read the data, from the file's place or from an argument (stage 2)."""
+        """Read the data that the experiment names, or that was passed as an argument (stage 2)."""
         spec = self.spec
         source, located = spec.data, spec.locating("data")
-        if data is not None:  # then no line of a file is the cause
+        if data is not None:  # the cause is not a line of the file
             source, located = DataSpec(partition=source.partition), contextlib.nullcontext()
         task = None if spec.task is None else spec.task.kind or OWN
         source, public = _rooted(source, self.data_root), _rooted(spec.public, self.data_root)
@@ -198,7 +198,7 @@ class _Draft:
         self.dataset = imagined
 
     def fit_together(self) -> None:
-        """Match models, data and task, or refuse them (stage 3)."""
+        """Match models, data and task, or raise an error if they do not fit (stage 3)."""
         spec, strategy, family = self.spec, self.strategy, self.family
         dataset = in_order_of_folder(with_spare_tokens(self.dataset, family), family_of(spec))
         with spec.locating("task"):
@@ -226,7 +226,7 @@ class _Draft:
             _check_rules(spec.aggregate, self.sampled)
 
     def share_out(self) -> None:
-        """Distribute the training examples to the clients, and set the public ones (stage 5)."""
+        """Distribute the training examples to the clients, and choose public examples (stage 5)."""
         spec, members = self.spec, self.members
         if self.rows is not None:
             _check_rows(spec, self.strategy, self.rows)
@@ -239,7 +239,7 @@ class _Draft:
             _check_stream(spec, self.strategy, self.family)
 
     def _owned(self) -> tuple[np.ndarray, ...]:
-        """Return the training examples of each client, from the data."""
+        """Return the training examples of each client, if the data names the clients."""
         with self.spec.locating("data"):
             _check_owners(self.spec.data, self.dataset, len(self.members))
         with self.spec.locating("public"):
@@ -248,9 +248,9 @@ class _Draft:
         return shares
 
     def _partitioned(self) -> tuple[np.ndarray, ...]:
-        """Distribute the training examples by the scheme of the file."""
+        """Distribute the training examples by the scheme of the experiment's ``partition``."""
         spec, dataset = self.spec, self.dataset
-        # Taken from all first, so that a scheme's equal parts stay equal.
+        # Public examples are removed before the partition, so that equal parts stay equal.
         with spec.locating("public"):
             every = (np.arange(len(dataset.train)),)
             (pool,), self.public = reserve_public(spec, every, dataset)
@@ -270,7 +270,7 @@ class _Draft:
         return shares
 
     def set_aside(self) -> None:
-        """Hold out the examples for selection; scale inputs and targets without them (stage 6)."""
+        """Hold out examples for validation, and scale inputs and targets without them (stage 6)."""
         spec, strategy, dataset = self.spec, self.strategy, self.dataset
         with spec.locating("public"):
             self.other = other_public(spec, strategy, dataset, imagined=self.imagined)
@@ -280,8 +280,8 @@ class _Draft:
             )
             if spec.validation is not None:
                 self.selection = Selection.of(spec.validation, self.learning)
-        self.seedless = dataset  # held-out examples are drawn
-        # Examples for selection do not affect the scaling of inputs and targets.
+        self.seedless = dataset  # held-out examples depend on the seed
+        # Held-out examples do not affect the scaling of inputs and targets.
         scaled_by = np.arange(len(dataset.train))
         if len(self.held_out):
             seen = [*self.shares, *([self.public] if strategy.public else [])]
@@ -299,7 +299,7 @@ class _Draft:
             world=world,
             strategy=strategy,
             data=dataset,
-            # An additional model trains on the examples of its client.
+            # An additional model is trained on the examples of its client.
             shares=tuple(self.shares[client.owner] for client in world.clients),
             local=spec.local,
             by_kind=self.by_kind,
@@ -313,7 +313,7 @@ class _Draft:
             bound=spec.bound,
             privacy=spec.privacy,
             text="" if self.imagined else as_resolved(spec, strategy),
-            # Digests of the data, which an imagined one does not have.
+            # The facts contain digests of the data, which a dry run does not have.
             facts={}
             if self.imagined
             else deciding_facts(spec, strategy, family, self.seedless, self.other, self.rows),
@@ -322,7 +322,7 @@ class _Draft:
 
     def _world(self) -> World:
         spec, family, data = self.spec, self.family, self.dataset
-        # Weights of a traced model or a file, if the family has any; else from the seed.
+        # The weights of a traced model or a file, or else random weights from the seed.
         state = family.state if family.state is not None else initial_state(family.graph, spec.seed)
         public = subset(data.train, self.public) if len(self.public) else self.other
         return World(
@@ -355,7 +355,7 @@ class _Draft:
             yield replace(client, counted=self._counted(client))
 
     def _counted(self, client: Client) -> float | None:
-        """Return how much a client's targets count in its loss; None if every example counts 1."""
+        """Return the total weight of a client's targets in its loss; None if each counts 1."""
         if isinstance(client.histogram, Uncounted):
             return None if self.rows is None else self.rows.get(client.id, NONE).targets
         local = self.by_kind.get(client.name, self.spec.local)
@@ -363,29 +363,29 @@ class _Draft:
 
 
 def _check_options(spec: ExperimentSpec, strategy: Strategy, family: Family) -> None:
-    """Raise an error for options that the strategy cannot satisfy, or does not read."""
+    """Check that the strategy supports the experiment's options."""
     if strategy.needs_global and not family.has_global:
         raise RunError(
             "the strategy needs a global model, which the family lacks",
             where=f"strategy.{spec.strategy_name}",
-            hint="write `model: join` in the family, or name a model file",
+            hint="write `model: join` in the family, or the name of a model file",
         )
     for key in ("aggregate", "also", "server"):
         if getattr(spec, key) is not None:
             _check_averages(strategy, spec.strategy_name, key)
     if spec.server is not None and strategy.corrected:
         raise RunError(
-            f"does not go together with `server`: {strategy.corrected}",
+            f"cannot be combined with `server`: {strategy.corrected}",
             where=f"strategy.{spec.strategy_name}",
             hint="remove `server`, or the strategy's own correction",
         )
 
 
 def _check_stream(spec: ExperimentSpec, strategy: Strategy, family: Family) -> None:
-    """Refuse options that need examples of streams by position, or their number per class."""
+    """Check that no option needs single examples of a stream, or numbers of examples per class."""
     for key, hint in (
         ("validation", "remove it"),
-        ("public", "name a data set instead"),
+        ("public", "use another data set as public examples"),
         ("attack", "remove it"),
     ):
         if getattr(spec, key) is not None and not isinstance(getattr(spec, key), NamedData):
@@ -400,7 +400,7 @@ def _check_stream(spec: ExperimentSpec, strategy: Strategy, family: Family) -> N
         keys, instead = [*keys, "norm: static"], [*instead, "another norm, e.g. norm: averaged"]
     if keys:
         raise RunError(
-            "the options ask for counts of classes, or for running statistics of all examples, "
+            "the options need counts of examples per class, or statistics of all examples, "
             "which streams do not have",
             where=f"strategy.{spec.strategy_name}",
             found=", ".join(keys),
@@ -408,23 +408,22 @@ def _check_stream(spec: ExperimentSpec, strategy: Strategy, family: Family) -> N
         )
     if strategy.reads_labels:
         raise RunError(
-            "needs to know how many examples of each class a client has, and streams are not "
-            "counted by class",
+            "needs the number of examples per class of each client, which is unknown for streams",
             where=f"strategy.{spec.strategy_name}",
             hint="pass the data as a torch dataset with __len__ and __getitem__",
         )
 
 
 def _check_rows(spec: ExperimentSpec, strategy: Strategy, rows: Mapping[int, ClientRows]) -> None:
-    """Refuse options that need clients' examples at the server, if each client holds its own."""
+    """Check that no option needs examples at the server, if clients' machines store them."""
     for client, known in rows.items():
         if strategy.reads_labels and known.histogram is None:
             raise RunError(
-                "does not report its examples per class",
+                "does not report its number of examples per class",
                 where=f"client {client}",
                 found="labels=false",
-                expected=f"the counts, which {spec.strategy_name} reads",
-                hint="start its node without labels=false, or choose a strategy that reads none",
+                expected=f"these numbers for {spec.strategy_name}",
+                hint="start its node without labels=false, or choose another strategy",
             )
     attack = spec.attack is not None and spec.attack.among == "clients"
     aside = spec.public is not None and not isinstance(spec.public, NamedData)
@@ -435,33 +434,34 @@ def _check_rows(spec: ExperimentSpec, strategy: Strategy, rows: Mapping[int, Cli
         ("data.partition", spec.data.partition, "remove it"),
     ):
         if value:
-            message = "needs the examples of all clients, but each node holds only its own"
+            message = "needs the examples of all clients, but each node has only its own examples"
             with spec.locating(key.partition(".")[0]):
                 raise RunError(message, where=key, hint=hint)
 
 
 def _check_averages(strategy: Strategy, name: str, key: str) -> None:
-    """Raise an error for a key that changes averaging if the strategy does more than averaging."""
+    """Check that a strategy only averages, for a key that changes the averaging."""
     if key == "server" and not strategy.averages:
         raise RunError(
-            "has no plain mean of the clients that an optimiser could follow",
+            "does not average the clients' weights, so a server optimiser cannot be used",
             where=f"strategy.{name}",
-            found="`server`, with a strategy that merges otherwise, or not at all",
-            hint="remove it, or choose a strategy that averages (fedavg, heterofl, fedrolex, …)",
+            found="`server`",
+            hint="remove `server`, or choose a strategy that averages (fedavg, heterofl, …)",
         )
     if not strategy.averages:
         raise RunError(
-            "the strategy does not average only by `covered_mean` or `group_means`",
+            "the strategy does not only average the results of clients",
             where=f"strategy.{name}",
-            found=f"`{key}`, which changes what these do",
-            hint="your own strategy that only averages by them sets `averages = True`",
+            found=f"`{key}`, which changes averages",
+            hint="if your strategy merges only by `covered_mean` or `group_means`, set "
+            "`averages = True`",
         )
 
 
 def _rooted(source: T, data_root: str | os.PathLike[str] | None) -> T:
-    """Return a known data set with the folder of its files; anything else unchanged.
+    """Return a built-in data set with the folder of its files. Other data stays unchanged.
 
-    It is absolute, for run.yaml: a run may be resumed from another folder.
+    The folder is an absolute path in run.yaml, so that a run can be resumed from another folder.
     """
     if not isinstance(source, NamedData):
         return source
@@ -471,17 +471,17 @@ def _rooted(source: T, data_root: str | os.PathLike[str] | None) -> T:
 
 
 def _check_owners(source: DataSpec, data: Dataset, clients: int) -> None:
-    """Raise an error for a partition of data with owners, and another number of clients."""
+    """Check that data with named clients has no partition, and fits the family."""
     names = list(data.owners)
     if source.partition is not None:
         raise RunError(
-            f"the data is partitioned by client already ({data.name}, {len(names)} clients)",
+            f"the data is already partitioned by client ({data.name}, {len(names)} clients)",
             where="data.partition",
-            hint="remove `partition`, or the clients from the data",
+            hint="remove `partition`, or do not pass the data by client",
         )
     if len(names) != clients:
         raise RunError(
-            "the family has another number of clients than the data",
+            "family and data have different numbers of clients",
             where="data",
             found=f"{clients} clients in the family",
             expected=f"{len(names)}: {listed(names)}",
@@ -495,21 +495,21 @@ def _assigned(owners: Sequence[str], data: Dataset) -> Dataset:
     by_name = {str(name): examples for name, examples in data.owners.items()}
     if sorted(owners) != sorted(by_name):
         raise RunError(
-            "does not name the data's clients, each once",
+            "must name each client of the data once",
             where="family.clients",
             found=", ".join(owners),
-            expected=", ".join(by_name) or "data with an owner of each example",
+            expected=", ".join(by_name) or "data with clients",
         )
     return dataclasses.replace(data, owners={name: by_name[name] for name in owners})
 
 
 def _noted(data: Dataset, pool: np.ndarray, shares: Sequence[np.ndarray]) -> Dataset:
-    """Return the data with a note on examples without a client."""
+    """Return the data with a note on examples that no client gets."""
     left = pool[~np.isin(pool, np.concatenate(shares))]
     if not len(left):
         return data
     names = data.labels or tuple(map(str, range(data.classes or 0)))
-    # Examples without a class (-100) belong to no client either.
+    # No client gets examples without a class (-100).
     classes = [names[n] if n >= 0 else str(n) for n in np.unique(data.train.targets[left])]
     note = (
         f"data.partition: {len(left)} of {plural(len(pool), 'training example')} belong to no "
@@ -522,13 +522,13 @@ def first_state(experiment: Experiment) -> ServerState:
     """Return the strategy's first state, after checking that its models can be tested.
 
     Raises:
-        RunError: If the strategy refuses this world, or :func:`testable` its models.
+        RunError: If the strategy does not support this world, or its models cannot be tested.
     """
     strategy, world = experiment.strategy, experiment.world
     with experiment.locating("strategy"), explained(world):
         first = returned(ServerState, strategy.init(world), strategy, "init")
         check_private(experiment, first)
-    # A strategy that surveys its clients has its models only afterwards.
+    # A strategy with a survey has its models only after the survey.
     if next(iter(strategy.survey(world, first)), None) is None:
         with experiment.locating("family"):
             testable(experiment, first)
@@ -543,8 +543,8 @@ def testable(experiment: Experiment, state: ServerState) -> None:
     """Check that models' outputs fit the task, and that options of tests have an effect.
 
     Raises:
-        RunError: If a model's outputs do not fit the task, running statistics would be of too few
-            examples, an option of ``evaluate`` changes the test of no model.
+        RunError: If a model's outputs do not fit the task, if there are too few examples for
+            running statistics, or if an option of ``evaluate`` would have no effect.
     """
     strategy, asked = experiment.strategy, experiment.evaluate
     learning = experiment.world.learning
@@ -559,10 +559,10 @@ def testable(experiment: Experiment, state: ServerState) -> None:
                 check_enough_examples(model.graph, min(asked.statistics or examples, examples))
         tuned |= bool(model.clients) and model.program is None
     output = learning.predict.output if isinstance(learning.predict, Logits) else None
-    single = "each model returns a single result, also in training"
-    stored = "no model is tested with running statistics that are recomputed (`norm: static`)"
-    untuned = "no model is tested on its clients as it was sent to them"
-    # Each key, its value, whether any model reads it, and the reason if none does.
+    single = "each model returns a single output, also in training"
+    stored = "no model is tested with recomputed running statistics (`norm: static`)"
+    untuned = "no model can be fine-tuned before its test"
+    # Each key, its value, whether any model uses it, and the reason if none does.
     for section, key, value, read, reason in (
         ("task", "auxiliary", learning.auxiliary or None, several, single),
         ("task", "output", output or None, several, single),
@@ -582,7 +582,7 @@ def testable(experiment: Experiment, state: ServerState) -> None:
 def _merges_there(spec: ExperimentSpec, strategy: Strategy) -> bool:
     """Return whether updates stay on the device until they are averaged.
 
-    Then no rule compares them, and they are in the server's process.
+    This requires that no rule compares updates, and that clients work in the server's process.
     """
     other = spec.aggregate, spec.privacy, spec.bound
     alone = spec.engine.kind == LOCAL and not spec.engine.places
@@ -590,7 +590,7 @@ def _merges_there(spec: ExperimentSpec, strategy: Strategy) -> bool:
 
 
 def _started(tier: Tier, family: Family, state: State, seed: int) -> Tier:
-    """Give a tier its initial weights: its own model's, the global ones, or random ones."""
+    """Return a tier with initial weights: its own, those of the global model, or random ones."""
     if tier.own:
         return tier
     if family.has_global:
@@ -608,21 +608,21 @@ def _sampled(sample: float | int, clients: int) -> int:
         return max(int(sample * clients + 0.5), 1)
     if sample > clients:
         raise RunError(
-            "more clients in a round than there are",
+            "more clients in a round than the family has",
             where="sample",
             found=sample,
-            expected=f"1...{clients}, or a share written with a point",
+            expected=f"1...{clients}, or a fraction with a decimal point",
         )
     return sample
 
 
 def _check_rules(rules: AggregateSpec | None, clients: int) -> None:
-    """Raise an error for rounds that are too small for Krum's guarantee, or for a quorum."""
+    """Check that rounds have enough clients for Krum's guarantee and for the quorum."""
     if rules is None:
         return
     if rules.middle is not None and rules.middle.quorum > clients:
         raise RunError(
-            f"no round of {clients} clients reaches the quorum: nothing would ever change",
+            f"a round of {clients} clients never reaches the quorum: the model would never change",
             where="aggregate",
             found=rules.middle.quorum,
         )
@@ -633,7 +633,7 @@ def _check_rules(rules: AggregateSpec | None, clients: int) -> None:
         raise RunError(
             "too few clients in a round for Krum",
             where="aggregate.krum",
-            found=f"{clients}, of which {malicious} may be malicious",
+            found=f"{clients} clients, of which {malicious} may be malicious",
             expected=f"{2 * malicious + 3} or more",
             hint="lower `malicious`, or sample more clients",
         )
@@ -650,15 +650,15 @@ def _device(engine: EngineSpec) -> str:
     """Return the device that the server uses.
 
     Raises:
-        RunError: If one of the devices cannot be used.
+        RunError: If a device cannot be used.
     """
     if engine.memory is not None and engine.kind_of_device != "cpu":
         raise RunError(
-            "is bounded on the processor only: a device reserves more than it uses",
+            "can be limited only on a CPU, since a device reserves more memory than it uses",
             where="engine.memory",
             found=f"device {engine.device}",
         )
-    # The other devices are those of Flower's clients, which may be other machines.
+    # The other devices are for Flower's clients, which may run on other machines.
     names = engine.devices if engine.kind == "local" else engine.devices[:1]
     for name in names:
         if (trouble := _trouble(name)) is not None:
@@ -671,15 +671,15 @@ def _device(engine: EngineSpec) -> str:
 
 
 def _trouble(name: str) -> str | None:
-    """Return why a device cannot compute; None if it can."""
+    """Return the reason why a device cannot be used; None if it can."""
     try:
         torch.device(name)
-    except RuntimeError:  # its text lists all devices
-        return "no such device is known to PyTorch"
+    except RuntimeError:  # the error lists all devices
+        return "PyTorch does not know this device"
     try:
-        float(torch.zeros(1, device=name))  # `meta` has no values
+        float(torch.zeros(1, device=name))  # the device `meta` has no values
     except NotImplementedError:  # as above
-        return "this build of PyTorch computes nothing there"
+        return "this build of PyTorch cannot compute on it"
     except (RuntimeError, AssertionError, ImportError) as error:
         return str(error).strip() or type(error).__name__
     return None

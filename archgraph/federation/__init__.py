@@ -1,7 +1,7 @@
 """Building blocks of federated methods: worlds, tasks, results, objectives, programs, strategies.
 
-This package has no loop. :mod:`archgraph.engine` creates a world and calls the rest, from top to
-bottom::
+The training loop is in :mod:`archgraph.engine`. It creates a world, and then uses this package from
+top to bottom::
 
     family     a file as read ──▶ Family: the global graph, a Tier with a transfer for each kind
     world      World: clients, tiers, seed, the experiment's options for averaging
@@ -15,12 +15,14 @@ bottom::
 ``low_rank``, ``personal``, ``private_parts``, ``by_class``, ``norms``, ``scaler`` and ``options``
 are shared by several methods. ``learning`` has a row for each task (``objectives``, ``metrics``).
 
-1. A strategy is frozen and pure. A :class:`ServerState` is tensors and plain values (safetensors
-   and JSON), a :class:`Program` a frozen dataclass that pickles; random draws depend on labels.
-2. ``privacy``, ``server`` and the rules of ``aggregate`` that need all updates act inside
-   ``group_means``: a method that averages there supports them without extra code. The engine does
-   the clipping.
-3. Only ``LearningTask.counts`` determines how much an example counts, in losses, weights and tests.
+1. A strategy is a frozen dataclass, and its methods are pure functions. A :class:`ServerState`
+   contains tensors and JSON values. A :class:`Program` is a frozen dataclass that can be pickled.
+   Random numbers come from :func:`seeded`.
+2. ``group_means`` implements the experiment's keys ``privacy`` and ``server``, and the robust means
+   of ``aggregate`` (median, trimmed mean, Krum). A method that averages with ``group_means``
+   supports these keys without extra code. The engine clips updates.
+3. ``LearningTask.counts`` alone determines the weight of an example in losses, averages and
+   metrics.
 
 ``docs/methods.md`` maps the published methods onto these types. A strategy needs only the names
 below and ``archgraph`` itself; they are imported on first use.

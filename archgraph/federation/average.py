@@ -1,7 +1,7 @@
-"""Functions that most methods use: sending parts of the global model, averaging returned parts.
+"""Create clients' tasks from the global model, average their results, and list the tested models.
 
-A method only implements its differences: it changes the task from :func:`part`, weighs the updates
-in :func:`covered_mean`, or adds to the models of :func:`by_tier`.
+Most methods call these functions and change a detail: the task from :func:`part`, the weights in
+:func:`covered_mean`, or the models from :func:`by_tier`.
 """
 
 from __future__ import annotations
@@ -38,17 +38,18 @@ def part(
     norm: NormName = "averaged",
     weights: State | None = None,
 ) -> Task:
-    """Return the task of a client: to train its part of the global model.
+    """Return a task in which a client trains its part of the global model.
 
     Args:
         world: The clients and tiers.
-        state: Holds the global weights.
-        client: The recipient.
+        state: The server's state, which contains the global weights.
+        client: Id of the client.
         tier: Tier to train. Default: the client's tier in the family.
         program: Program to run. Default: training on the loss of the experiment's task.
-        mask_absent: For the default program: set the logits of classes that the client lacks to 0.
+        mask_absent: Set the logits of classes that the client lacks to 0 (only in the default
+            program).
         norm: How running statistics are treated; see :class:`NormPolicy`.
-        weights: The model's weights. Default: the tier's part of the global ones.
+        weights: The model's weights. Default: the tier's part of the global weights.
     """
     tier = tier or world.tier_of(client)
     policy = NormPolicy(norm)
@@ -68,7 +69,7 @@ def part(
 
 @functools.lru_cache(maxsize=1024)
 def identity_of(graph: ArchGraph, names: tuple[str, ...]) -> Transfer:
-    """Return the identity transfer on some entries of an architecture, for a mean of only these."""
+    """Return the identity transfer of some tensors of an architecture, to average only these."""
     slots = {slot.name: slot for slot in signature(graph)}
     return Transfer.identity(tuple(slots[name] for name in names))
 
@@ -84,21 +85,22 @@ def covered_mean(
 ) -> ServerState:
     """Return the state with the global weights replaced by the mean of all results.
 
-    ``θ = Σ w_c A_cᵀ θ_c / Σ w_c A_cᵀ 1`` where a client covers a value (has it in its model), else
-    the old value. Entries in ``Result.unmerged`` are skipped. Only one update is in memory at a
-    time, in addition to ``World.wait`` bytes. The experiment's ``aggregate`` may replace the mean;
-    see :mod:`.robust_means`.
+    Each value is averaged over the clients that cover it, which means that their model contains it:
+    ``θ = Σ w_c A_cᵀ θ_c / Σ w_c A_cᵀ 1``, where ``A_c`` is the transfer of client c. Values that no
+    client covers stay unchanged. Tensors in ``Result.unmerged`` are skipped. Memory holds one
+    update at a time, and up to ``World.wait`` bytes of further updates. The experiment's
+    ``aggregate`` may replace the mean by a robust one; see :mod:`.robust_means`.
 
     Args:
         world: The clients and tiers.
-        state: Holds the global weights.
+        state: The server's state, which contains the global weights.
         results: Results of tasks from :func:`part`.
         weights: Weight of a client: ``examples`` (the weight of its examples in the loss),
             ``uniform`` (1), or a function of its result.
-        rows: Maps a result to a vector of 0 and 1 over the first axis of each entry, which selects
-            the rows that this client contributes.
-        sizes: Maps a result to the sizes of some entries. These are divided by their size, and
-            their mean is multiplied by the mean size (FedFA's α).
+        rows: Maps a result to a dict from tensor name to a mask over the tensor's first axis. The
+            mask is 1 for the rows that this client contributes, else 0.
+        sizes: Maps a result to a dict from tensor name to a size, such as a norm. Each client's
+            tensor is divided by its size, and the mean is multiplied by the mean size (FedFA's α).
     """
 
     def contributions() -> Iterator[Contribution]:
@@ -114,16 +116,22 @@ def covered_mean(
 def group_means(
     world: World, state: ServerState, contributions: Iterable[Contribution]
 ) -> ServerState:
-    """Return the state with groups replaced by means of the contributions; other groups stay.
+    """Return the state with each group of tensors replaced by the mean of its contributions.
+
+    A group consists of the tensors with the same path prefix, such as ``global``; see
+    :class:`ServerState`. Groups without a contribution stay unchanged.
 
     Args:
-        world: ``World.aggregate`` limits the influence of single clients, ``World.means`` replaces
-            these means, and ``World.server`` is the optimiser that follows them.
-        state: Holds the groups.
-        contributions: Contributions of clients, a stream, with at most one per client and group.
+        world: Configures the means: ``World.aggregate`` limits the influence of single clients,
+            ``World.means`` replaces the means (for differential privacy), and ``World.server`` is
+            an optimiser that is applied to the means.
+        state: The server's state, which contains the groups.
+        contributions: Contributions of the clients, at most one per client and group. The iterable
+            is read once.
 
     Raises:
-        RunError: If a client contributes to a group twice, or its part cannot be made private.
+        RunError: If a client contributes to a group twice, or its contribution cannot be made
+            private.
     """
     # A second part of a client in one group would silently count it twice.
     contributions = _once(contributions)
@@ -181,18 +189,22 @@ def by_tier(
     whole: Tier | bool = True,
     idle: bool = False,
 ) -> Iterator[Evaluated]:
-    """Yield the models to test: the global one, and each tier's on the data of its clients.
+    """Yield the models to test: the global model and one model per tier.
+
+    A tier's model is also tested on the data of each client of the tier.
 
     Args:
         world: The clients and tiers.
-        state: Holds the global weights.
+        state: The server's state, which contains the global weights.
         norm: How running statistics are treated; see :class:`NormPolicy`.
-        runs: Dict from client to the tier that it runs. Default: its tier in the family.
-        submodel: Maps a tier to the tier whose graph and transfer are tested. Default: the tier
-            itself.
-        model: Maps a tier to its model, in place of ``submodel``. Default: the submodel with global
-            weights.
-        private: Whether private entries replace those of a model. Default: from the norm policy.
+        runs: Name of the tier of each client, indexed by client id. Default: its tier in the
+            family.
+        submodel: Maps a tier to the tier whose graph and transfer define the tested model. Default:
+            the tier itself.
+        model: Maps a tier to the tested model, in place of ``submodel``. Default: the submodel with
+            the global weights.
+        private: Whether a client's private tensors replace the model's when it is tested on the
+            client's data. Default: only if ``norm`` is ``local``.
         whole: Whether to test the global model, too. If this is a tier, the tier's model is tested
             in place of the global model.
         idle: Whether to test tiers that no client runs, too.

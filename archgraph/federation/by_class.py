@@ -1,4 +1,4 @@
-"""Helpers for methods whose clients exchange one row per class that they have."""
+"""Helpers for methods whose clients exchange one row, such as a prototype, per class."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def check_single(world: World) -> None:
 
 @per_graph
 def embedding_width(graph: ArchGraph) -> int:
-    """Return the size of the input of a network's head for one example.
+    """Return the number of features per example that enter a network's head.
 
     Raises:
-        RunError: If there is no head, or the size depends on an open size.
+        RunError: If the network has no head, or the number depends on a dynamic input size.
 
     Example:
         >>> from torch import nn, zeros
@@ -58,7 +58,7 @@ def embedding_width(graph: ArchGraph) -> int:
 
 
 def class_sums(rows: Tensor, targets: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """Sum rows by class ``[class, column]``, and count the rows of each class ``[class]``.
+    """Return the sum ``[class, column]`` and the number ``[class]`` of the rows of each class.
 
     Args:
         rows: ``[example, column]``.
@@ -72,14 +72,14 @@ def class_sums(rows: Tensor, targets: Tensor, classes: int) -> tuple[Tensor, Ten
         >>> sums.flatten().tolist(), counts.tolist()
         ([2.0, 0.0, 5.0], [1.0, 0.0, 2.0])
     """
-    # A product, whose order of summation is fixed on devices, too.
+    # A matrix product: its order of summation is deterministic on devices, too.
     member = torch.nn.functional.one_hot(targets.clamp(min=0), classes).to(rows)
     member = torch.where((targets != IGNORED)[:, None], member, 0)
     return member.T @ rows, member.sum(0)
 
 
 def sent_rows(table: Tensor, known: Tensor) -> State:
-    """Return the rows of known classes and their classes, in the form in which they are sent.
+    """Return a dict to send, with the rows of the known classes and the indices of these classes.
 
     Example:
         >>> sent_rows(torch.eye(2), torch.tensor([False, True]))
@@ -89,7 +89,7 @@ def sent_rows(table: Tensor, known: Tensor) -> State:
 
 
 def rows_of(sent: State, classes: int, width: int) -> tuple[Tensor, Tensor]:
-    """Convert sent rows back to a table ``[class, column]``, and a mask of the known classes.
+    """Return sent rows as a table ``[class, column]``, and a mask ``[class]`` of the known classes.
 
     Example:
         >>> table, known = rows_of({"classes": torch.tensor([1]), "rows": torch.ones(1, 2)}, 2, 2)
@@ -104,10 +104,11 @@ def rows_of(sent: State, classes: int, width: int) -> tuple[Tensor, Tensor]:
 
 
 def check_rows(world: World, result: Result, width: int) -> None:
-    """Check that a client sent one row for each of its classes.
+    """Check that the rows of a client belong to classes of its training data.
 
     Raises:
-        RejectedUpdate: If a row is missing, duplicate or of another form.
+        RejectedUpdate: If the client has no example of a row's class, the classes are not in
+            ascending order, or the shapes are wrong.
     """
     sent, rows = result.extras.get(CLASSES), result.extras.get(ROWS)
     present = [c for c, n in enumerate(world.clients[result.client].histogram) if n]

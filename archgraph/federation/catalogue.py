@@ -12,7 +12,7 @@ def strategy_table() -> Table:
     """Return every installed strategy: paper and year, supported clients, requirements, presets.
 
     Raises:
-        SpecError: If one cannot be imported.
+        SpecError: If a strategy cannot be imported.
 
     Example:
         >>> next(row for row in strategy_table().rows if row[0] == "heterofl")[:4]

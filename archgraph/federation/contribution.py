@@ -20,20 +20,21 @@ TINY = 1e-30  # lower bound of sizes in divisions
 
 
 class Contribution(NamedTuple):
-    """A client's contribution to the mean of a group of the server's state.
+    """A client's contribution to the mean of a group of tensors in the server's state.
 
     Attributes:
         client: Id of the client.
-        group: Name of the group.
-        whole: Architecture with all weights of the group, or its signature.
-        transfer: Linear map from the group's state to the client's part of it.
-        state: The client's part, after training.
+        group: Name of the group, such as ``global``; see :class:`ServerState`.
+        whole: Architecture whose weights form the group, or the group's signature (name, shape and
+            dtype of each tensor).
+        transfer: Linear map from the group's tensors to the client's tensors.
+        state: The client's tensors after training.
         weight: Weight of the client in the mean.
-        unmerged: Entries of the client's part that are not merged.
-        sizes: Sizes by which some entries of the client's part are divided; see
+        unmerged: Names of the client's tensors that are not merged.
+        sizes: Dict from tensor name to the size by which the tensor is divided; see
             :func:`covered_mean`.
-        rows: Dict from entry of the client's part to a vector of 0 and 1 over its first axis, 1 for
-            the rows that the client contributes. Default: all rows.
+        rows: Dict from tensor name to a mask over the tensor's first axis. The mask is 1 for the
+            rows that the client contributes, else 0. Default: all rows.
     """
 
     client: int
@@ -50,7 +51,7 @@ class Contribution(NamedTuple):
     def of(
         cls, result: Result, whole: ArchGraph, weights: WeightOf, *, group: str = GLOBAL
     ) -> Contribution:
-        """Return the contribution of all entries of a client's result.
+        """Return the contribution of a client's returned state to a group.
 
         Raises:
             RunError: If the task did not set the transfer of its weights.
@@ -67,7 +68,7 @@ class Contribution(NamedTuple):
 
     @property
     def update(self) -> Update:
-        """The update for mergers and pools, whose shapes and values the engine has checked."""
+        """The contribution in the form that mergers and pools take."""
         # Avoids division by a size of 0.
         scales = {name: 1.0 / size if size > TINY else 1.0 for name, size in self.sizes.items()}
         return Update(
@@ -76,7 +77,7 @@ class Contribution(NamedTuple):
 
 
 class EntrySizes:
-    """Mean size over the clients' entries, for each global entry.
+    """For each global tensor, the mean over clients of the sizes of their tensors.
 
     Example:
         >>> from archgraph.states import Slot
@@ -101,12 +102,13 @@ class EntrySizes:
     def means(
         self, group: str, clients: Collection[int] | None = None, cut: Cut = lambda count: 0
     ) -> dict[str, float]:
-        """Return the mean sizes of a group's entries.
+        """Return the mean sizes of a group's tensors.
 
         Args:
-            group: The group.
+            group: Name of the group.
             clients: Clients whose sizes count. Default: all.
-            cut: Maps the number of sizes to the number that are dropped at each end.
+            cut: Maps the number of sizes to the number of smallest, and of largest, sizes to drop.
+                Default: none are dropped.
         """
         means = {}
         for (where, name), pairs in self._sizes.items():

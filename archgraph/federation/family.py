@@ -1,4 +1,4 @@
-"""Families of architectures: a global graph, from which each kind of client is derived."""
+"""Families of architectures: a global graph, and the architectures derived from it for clients."""
 
 from __future__ import annotations
 
@@ -39,8 +39,9 @@ class Family:
 
     Attributes:
         graph: The global architecture; empty if clients only have their own models.
-        state: Initial weights of the global model if it has any (a Python model), else None.
-        clients: Kinds of client, in the order of the file.
+        state: Initial weights of a global model that comes from Python code or a file with weights,
+            else None.
+        clients: One tier per kind of client, in the order of the file.
         name: Name of the family in its file; may be empty.
     """
 
@@ -63,7 +64,7 @@ class Family:
         return {GLOBAL: self.graph, **clients} if self.has_global else clients
 
     def table(self) -> Table:
-        """Return a row per architecture: number of clients, parameters, MACs."""
+        """Return a table with a row per architecture: number of clients, parameters, MACs."""
         counts = {kind.name: str(kind.count) for kind in self.clients}
         rows = tuple((k, counts.get(k, ""), *sizes(graph)) for k, graph in self.models.items())
         columns = ("model", "clients", "parameters", "MACs")
@@ -100,7 +101,7 @@ def resolve(spec: FamilySpec, *, python: bool = False) -> Family:
 
 
 def _trains_with(member: Rewritten, graph: ArchGraph) -> None:
-    """Raise if a client trains parameters frozen in the global model: updates would be lost.
+    """Raise an error if a client trains a parameter that the global model freezes.
 
     Raises:
         RewriteError: Names the first such parameters.

@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 def checked_family(
     spec: FamilySpec, path: Path, cache: dict[str, Json]
 ) -> tuple[str, Family | None]:
-    """Resolve a family, once for all files with the same content.
+    """Resolve a family. Families with the same content are resolved once.
 
     Args:
         spec: The family.
-        path: File of the family, or the file that contains it.
-        cache: Shared by one check of many files; this function uses the key ``families``.
+        path: File of the family, or the file that contains the family.
+        cache: Cache of one check of many files; this function uses the key ``families``.
 
     Returns:
-        A summary, and the family; None if its models were not imported.
+        A summary, and the family. The family is None if its Python code was not imported.
 
     Raises:
-        ArchGraphError: If it cannot be resolved; again for every file that uses it.
+        ArchGraphError: If the family cannot be resolved, again for every file that uses it.
     """
     families: dict[str, tuple[str, Family | None] | ArchGraphError]
     families = cache.setdefault("families", {})

@@ -1,4 +1,4 @@
-"""Learning tasks: the loss, the metrics and the form of the outputs of each."""
+"""Learning tasks: their losses, metrics and the shapes of models' outputs."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ Shape = tuple[int, ...]
 
 
 class Loss(Protocol):
-    """A loss of predictions and targets."""
+    """A loss, computed from predictions and targets."""
 
     def __call__(self, predictions: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
-        """Return the mean loss over all targets; with ``none``, one value per target."""
+        """Return the mean loss, or one value per target if ``reduction`` is ``none``."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Standardised:
     """A loss of standardised targets; models predict standardised values.
 
     Attributes:
-        loss: The loss to compute on standardised values.
+        loss: The loss that is computed on standardised values.
         mean: Mean of the targets, in the shape of one target.
         std: Standard deviation of the targets, in the shape of one target.
 
@@ -67,13 +67,13 @@ class Standardised:
 
 
 class TargetType(NamedTuple):
-    """The targets that a task learns.
+    """The dtype and shape of a task's targets.
 
     Attributes:
         dtype: Dtype of the targets.
-        least: Minimum number of axes, including the examples'.
-        most: Maximum number of axes.
-        words: A description for errors.
+        least: Minimum number of axes, including the axis of examples.
+        most: Maximum number of axes, including the axis of examples.
+        words: A description for error messages.
     """
 
     dtype: torch.dtype
@@ -92,19 +92,20 @@ class LearningTask:
 
     Attributes:
         name: Name of the task in a file.
-        targets: Type of the targets; None for any.
-        form: Form of a target.
+        targets: Dtype and shape of the targets; None if any targets are allowed.
+        form: Meaning of a target: a class, labels, numbers, or unknown.
         loss: The loss that training minimises.
-        metrics: Metrics of tests, in addition to the loss.
-        judge: The metric for comparing models: the first requested one.
+        metrics: Metrics that tests compute in addition to the loss.
+        judge: Name of the metric that ranks models: the first metric that was requested.
         shapes: Maps the shape of an example's target and the number of classes to the shapes that
             its prediction may have.
-        class_axis: Axis of the classes in outputs; in predictions, this is the last axis.
+        class_axis: Axis of the classes in a model's output. In predictions, classes are the last
+            axis.
         per_example: Whether each example has one class.
-        predict: Selects the model's output.
-        auxiliary: Weight of the loss of each additional prediction of a model in training.
-        one_logit: Number of axes of targets of two classes, for which a model may have a single
-            logit; 0 if this is not allowed.
+        predict: Selects the predictions among a model's outputs.
+        auxiliary: Weight of the loss of each auxiliary output in training.
+        one_logit: If there are two classes, a model may return a single logit per target. This is
+            the number of axes of these targets, or 0 if models need two logits.
         class_weights: Weight of a target of each class in the loss. Default: 1.
     """
 
@@ -124,7 +125,7 @@ class LearningTask:
 
     @property
     def classed(self) -> bool:
-        """Whether this is classification, with one class or several labels per example.
+        """Whether targets are classes or labels.
 
         A client may lack examples of some classes or labels.
         """
@@ -132,7 +133,7 @@ class LearningTask:
 
     @property
     def better(self) -> dict[str, bool | None]:
-        """Dict from metric to whether higher is better; the metric that judges models comes first.
+        """Dict from metric to whether higher is better. The metric that ranks models comes first.
 
         >>> TASKS["regression"].better
         {'mse': False, 'rmse': False, 'mae': False, 'r2': True, 'loss': False}
@@ -142,7 +143,7 @@ class LearningTask:
 
     @property
     def measured(self) -> tuple[AnyMetric, ...]:
-        """The metrics of tests, followed by the loss."""
+        """The metrics that tests compute, followed by the loss."""
 
         def rows(predictions: Tensor, targets: Tensor) -> Tensor:
             return self.losses(predictions, targets)
@@ -150,18 +151,18 @@ class LearningTask:
         return (*self.metrics, Metric("loss", False, rows, mean))
 
     def says(self, classes: int) -> str:
-        """Describe a prediction of this task, for messages."""
+        """Describe the predictions that this task needs, for error messages."""
         one = " or one for both" if classes == 2 else ""
         words = {"classes": f"a logit for each of {classes} classes{one}", "values": "numbers"}
         return words.get(self.form, f"a logit for each of {classes} labels")
 
     def predictions(self, outputs: object, predict: Predict | None = None) -> Tensor:
-        """Return predictions ``[batch, ..., classes]``, or in the shape of the targets."""
+        """Return the predictions, ``[batch, ..., classes]`` or in the shape of the targets."""
         return self._classes_last((predict or self.predict)(outputs))
 
     def beside(self, outputs: object, predict: Predict | None = None) -> list[Tensor]:
-        """Return additional predictions of a model, in the same form."""
-        # The raw output, which is recognised by identity.
+        """Return a model's auxiliary predictions, in the same shape as :meth:`predictions`."""
+        # The unconverted output: `auxiliary` recognises it by identity.
         main = (predict or self.predict)(outputs)
         return [self._classes_last(said) for said in auxiliary(outputs, main)]
 
@@ -179,9 +180,9 @@ class LearningTask:
     def counts(self, targets: Tensor) -> Tensor:
         """Return the weight of each example in the loss, ``[example]``.
 
-        A target counts 1, or the weight of its class, or 0 if it is ignored; the weight of an
-        example is the sum over its targets. If targets have an unknown form, each example counts 1.
-        Averages over minibatches (gradients, the loss, test figures) use these weights.
+        The weight of a target is the weight of its class (by default 1), or 0 if the target is
+        ignored. The weight of an example is the sum over its targets, or 1 if ``form`` is ``any``.
+        Averages over minibatches (gradients, losses, metrics) use these weights.
 
         >>> TASKS["next_token"].counts(torch.tensor([[3, 4, -100]]))
         tensor([2])
@@ -198,7 +199,9 @@ class LearningTask:
         return class_counts(flat, weights).sum(1)
 
     def counts_of(self, histogram: Sequence[int]) -> float | None:
-        """Return the total weight of targets from their number per class; None for other targets.
+        """Return the total weight of targets, given their number per class.
+
+        Returns None if targets are not classes.
 
         >>> CLASSIFICATION.counts_of((3, 0, 2))
         5
@@ -212,7 +215,7 @@ class LearningTask:
     def losses(self, predictions: Tensor, targets: Tensor) -> Tensor:
         """Return the sum of the loss over the targets of each example, float64 ``[example]``.
 
-        If targets have an unknown form, an example counts once, with the mean over its values.
+        If ``form`` is ``any``, return the mean over the values of each example.
         """
         values = self.loss(predictions, targets, "none").double()
         examples, counts = len(targets), self.counts(targets).to(values.device)
@@ -238,7 +241,7 @@ def _alike(target: Shape, classes: int) -> tuple[Shape, ...]:
 
 
 def any_shape(target: Shape, classes: int) -> tuple[Shape, ...]:
-    """Accept any shape, for tasks without a rule about shapes."""
+    """Accept predictions of any shape, for tasks without a rule about shapes."""
     return ()
 
 

@@ -1,4 +1,4 @@
-"""Helpers for methods with low-rank adapters: the adapters of a model, and their averages."""
+"""Helpers for methods with low-rank adapters: find a model's adapters, and average them."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class LowRankAdapter:
     Attributes:
         down: Name of the first weight ``A``, [rank, in, kernel…].
         up: Name of the second weight ``B``, [out, rank, 1…].
-        scale: Factor of the product. A client with a smaller rank uses the same factor.
+        scale: Factor of the product.
         weight: Name of the layer's weight.
         transposed: Whether the layer's weight has the shape [in, out].
-        alone: Whether only this layer uses the weight.
+        alone: Whether no other layer uses the weight.
     """
 
     down: str
@@ -62,7 +62,7 @@ class LowRankAdapter:
 
 @functools.lru_cache(maxsize=256)
 def low_rank(graph: ArchGraph) -> tuple[LowRankAdapter, ...]:
-    """Return the low-rank adapters of a model, each once, in the order of its operators."""
+    """Return the low-rank adapters of a model, in the order of its operators."""
     every = [b for b in side_branches(graph) if b.low_rank and b.weight and not b.rank_dim]
     layers: dict[tuple[str, str, str], set[str]] = {}
     for b in every:
@@ -85,31 +85,31 @@ def low_rank(graph: ArchGraph) -> tuple[LowRankAdapter, ...]:
 class LowRankAveraging(Averaging, Masking):
     """A method for models with low-rank adapters, whose clients may have smaller ranks.
 
-    The default averages every entry over the clients that have it. Subclasses override which
-    factors are ``fixed`` in a round, and how results are ``merged``.
+    By default, each value is averaged over the clients whose model contains it. Subclasses override
+    :meth:`fixed` to freeze factors in a round, and :meth:`merged` to change the average.
     """
 
     serves: ClassVar[Serves] = ("rank",)
     own_scales: ClassVar[bool] = False
     """Whether clients' adapters may have other scales than the global model's."""
     in_pairs: ClassVar[bool] = False
-    """Whether an adapter is merged as the product of its factors, so that both are needed."""
+    """Whether the server merges the product of an adapter's factors, and so needs both factors."""
 
     def init(self, world: World) -> ServerState:
-        """Start from the global model.
+        """Return a state with the weights of the global model.
 
         Raises:
-            RunError: If the model has no low-rank adapters, or they are frozen; if a client differs
-                in more than rank; if one factor of an adapter is private, but the method needs
-                both.
+            RunError: If the model has no low-rank adapters, if they are frozen, if a client's model
+                differs in more than the rank, or if one factor of an adapter is private although
+                the method needs both.
         """
         adapters = low_rank(world.graph)
         name = type(self).__name__
         if not adapters:
             raise RunError(
-                f"{name} averages low-rank adapters",
+                f"{name} needs a model with low-rank adapters",
                 found="none",
-                hint="add some with `change: {add_lora: 8}` in the family",
+                hint="add adapters with `change: {add_lora: 8}` in the family",
             )
         ours = {leaf for a in adapters for leaf in (a.down, a.up)}
         still = ours & untrained(world.graph)
@@ -118,7 +118,7 @@ class LowRankAveraging(Averaging, Masking):
                 f"{name} trains low-rank adapters, which are frozen",
                 where="family.change.train_only",
                 found=listed(sorted(still)),
-                hint="also name them there: '*.lora.*'",
+                hint="add '*.lora.*' to `train_only`",
             )
         for tier in world.tiers:
             self._check_tier(tier, adapters)
@@ -126,7 +126,7 @@ class LowRankAveraging(Averaging, Masking):
         halves = [a for a in adapters if (a.down in private) != (a.up in private)]
         if halves:
             raise RunError(
-                f"{name} merges products of both factors, of which one is private",
+                f"{name} merges the product of both factors, but one factor is private",
                 where="private",
                 found=halves[0].down if halves[0].down in private else halves[0].up,
                 expected="both factors of an adapter, or neither",
@@ -135,7 +135,7 @@ class LowRankAveraging(Averaging, Masking):
         return ServerState().with_group(GLOBAL, world.state).with_values(seen=[])
 
     def _check_tier(self, tier: Tier, adapters: Sequence[LowRankAdapter]) -> None:
-        """Raise unless a tier differs from the global model only in the ranks of its adapters."""
+        """Check that a tier and the global model differ only in the ranks of adapters."""
         ours = {leaf for a in adapters for leaf in (a.down, a.up)}
         entries = tier.transfer.entries
         same = all(entry.unchanged for leaf, entry in entries.items() if leaf not in ours)
@@ -153,12 +153,12 @@ class LowRankAveraging(Averaging, Masking):
             )
 
     def shared(self, world: World) -> tuple[LowRankAdapter, ...]:
-        """Return the adapters of the global model that do not stay with clients."""
+        """Return the adapters of the global model that are not private."""
         private = self.private_entries(world, world.graph)
         return tuple(a for a in low_rank(world.graph) if a.up not in private)
 
     def fixed(self, world: World, round: int) -> frozenset[str]:
-        """Return the factors that are not trained in a round."""
+        """Return the names of the factors that are not trained in a round."""
         return frozenset()
 
     def tier(self, world: World, state: ServerState, client: int) -> Tier:
@@ -168,7 +168,8 @@ class LowRankAveraging(Averaging, Masking):
     def send(self, world: World, state: ServerState, client: int, round: int) -> Task:
         """Send the client its part of the global model.
 
-        Entries that are not trained are not returned. Entries that never change are sent once.
+        Clients do not return tensors that they do not train. Tensors that never change are sent
+        once.
         """
         tier = self.tier(world, state, client)
         task = part(world, state, client, tier=tier, mask_absent=self.mask_absent, norm=self.norm)
@@ -184,7 +185,7 @@ class LowRankAveraging(Averaging, Masking):
     def receive(
         self, world: World, state: ServerState, results: Iterable[Result], round: int
     ) -> ServerState:
-        """Merge results, and record which clients have the constant entries."""
+        """Merge results, and record which clients have received the tensors that never change."""
         seen = set(state.values["seen"])
 
         def noted() -> Iterator[Result]:
@@ -198,16 +199,16 @@ class LowRankAveraging(Averaging, Masking):
     def merged(
         self, world: World, state: ServerState, results: Iterable[Result], round: int
     ) -> ServerState:
-        """Average every entry over the clients that have it."""
+        """Average each value over the clients whose model contains it."""
         return covered_mean(world, state, results, weights=self.weights)
 
     def evaluated(self, world: World, state: ServerState) -> Iterable[Evaluated]:
-        """Evaluate the global model, and each tier's."""
+        """Evaluate the global model and one model per tier."""
         return by_tier(world, state, norm=self.norm)
 
 
 def freeze(graph: ArchGraph, names: frozenset[str], *, trainable: bool = False) -> ArchGraph:
-    """Return an architecture whose named parameters are frozen, or trainable."""
+    """Return the architecture with the named parameters frozen, or made trainable."""
     change = (replace(p, trainable=trainable) if p.name in names else p for p in graph.params)
     return graph.replace(params=tuple(change))
 
@@ -221,11 +222,13 @@ def fresh_factors(world: World, label: str, round: int) -> State:
 
 @dataclass
 class AdapterSums:
-    """Weighted sums of clients' converted adapters, one client in memory at a time.
+    """Weighted sums of tensors that are computed from clients' adapters.
+
+    Only one client's adapters are in memory at a time.
 
     Attributes:
-        of: Converts an adapter to the tensors to sum, in double precision and with the same shapes
-            for all clients.
+        of: Maps an adapter and a client's result to the tensors to sum, and the client's weight.
+            The tensors are in double precision, with the same shapes for all clients.
     """
 
     of: Callable[[LowRankAdapter, Result], tuple[tuple[Tensor, ...], float]]
@@ -237,7 +240,7 @@ class AdapterSums:
     def watched(
         self, adapters: Iterable[LowRankAdapter], results: Iterable[Result]
     ) -> Iterable[Result]:
-        """Yield the results without their adapters, after adding these."""
+        """Add the adapters of each result to the sums, then yield the result with them unmerged."""
         adapters = tuple(adapters)
         names = frozenset(leaf for a in adapters for leaf in (a.down, a.up))
         for result in results:
@@ -251,7 +254,7 @@ class AdapterSums:
             yield replace(result, unmerged=result.unmerged | names)
 
     def means(self) -> dict[LowRankAdapter, tuple[Tensor, ...]]:
-        """Return the weighted means; entries without weight are omitted."""
+        """Return the weighted means of adapters whose total weight is not 0."""
         return {
             adapter: tuple(v / self.weights[adapter] for v in values)
             for adapter, values in self.sums.items()

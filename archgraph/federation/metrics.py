@@ -1,7 +1,7 @@
-"""Metrics of predictions and targets, and whether higher values are better.
+"""Metrics of predictions, such as the accuracy.
 
 A metric maps each example to a few numbers. Its value is computed from the numbers of all examples,
-and is therefore not a mean over batches.
+not as a mean over batches.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 
 TargetForm = Literal["classes", "labels", "values", "any"]
-"""Form of a target: one of the classes, a 0 or 1 for each label, a number; or unknown."""
+"""Meaning of targets: ``classes``, ``labels`` (0 or 1 each), ``values`` (numbers), or unknown."""
 
 IGNORED = -100
-"""The ignored class."""
+"""Targets of this class are ignored."""
 
 _LARGEST_EXPONENT = 700.0  # exp overflows a float at 709.8
 
@@ -28,12 +28,12 @@ class Metric:
     """A metric of predictions, such as the accuracy.
 
     Attributes:
-        name: Its name in records.
-        higher_is_better: Whether more is better; None if neither is.
+        name: Name of the metric in the records of a run.
+        higher_is_better: Whether higher is better; None if neither higher nor lower is better.
         rows: Maps predictions and targets of a batch to numbers ``[example]`` or
             ``[example, number]``.
-        value: Maps the rows of all examples, and the number of counted targets (at least one), to
-            the value of the metric.
+        value: Maps the rows of all examples, and the number of targets that are not ignored (at
+            least one), to the value of the metric.
         forms: Forms of targets that it applies to.
     """
 
@@ -46,11 +46,11 @@ class Metric:
 
 @dataclass(frozen=True)
 class DerivedMetric:
-    """A metric that is computed from another one, such as the perplexity from the loss.
+    """A metric that is computed from another metric, such as the perplexity from the loss.
 
     Attributes:
-        name: Its name in records.
-        higher_is_better: Whether more is better.
+        name: Name of the metric in the records of a run.
+        higher_is_better: Whether higher is better.
         source: Name of the other metric.
         convert: Maps the value of ``source`` to the value of this metric.
         forms: Forms of targets that it applies to.
@@ -67,7 +67,7 @@ AnyMetric = Metric | DerivedMetric
 
 
 def derived(figures: Mapping[str, float], metrics: tuple[AnyMetric, ...]) -> dict[str, float]:
-    """Return a dict of metrics, with those that are computed from them added.
+    """Return a dict of metric values, with the values of derived metrics added.
 
     >>> derived({"loss": 0.0}, (METRICS["perplexity", "classes"],))
     {'loss': 0.0, 'perplexity': 1.0}
@@ -138,7 +138,7 @@ def _f1(rows: Tensor, count: int) -> float:
 
 
 def aligned(predictions: Tensor, targets: Tensor) -> Tensor:
-    """Return predictions in the shape of their targets: ``[batch, 1]`` counts as ``[batch]``."""
+    """Return predictions in the shape of their targets: ``[batch, 1]`` becomes ``[batch]``."""
     if predictions.dim() == targets.dim() + 1 and predictions.shape[-1] == 1:
         return predictions.squeeze(-1)
     return predictions
@@ -192,15 +192,15 @@ _ROWS: tuple[AnyMetric, ...] = (
 METRICS: Mapping[tuple[str, TargetForm], AnyMetric] = {
     (metric.name, form): metric for metric in _ROWS for form in metric.forms
 }
-"""Metrics that need no additional package, by name and form of targets."""
+"""Dict from name and meaning of targets to a metric that needs no additional package."""
 
 
 def class_counts(targets: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Return how much each class counts in a loss: its weight, 1 by default; 0 for class -100.
+    """Return the weight of each target in a loss: its class's weight, or 0 for class -100.
 
     Args:
         targets: Classes.
-        weights: Weight of each class, ``[class]``.
+        weights: Weight of each class, ``[class]``. Default: 1.
 
     Example:
         >>> class_counts(torch.tensor([1, -100]), torch.tensor([1.0, 3.0]))
@@ -226,14 +226,14 @@ def cross_entropy(predictions: Tensor, targets: Tensor, reduction: str = "mean")
 
 
 def binary_cross_entropy(predictions: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
-    """Return the loss of logits and 0 or 1 for each label, both ``[batch, label]``."""
+    """Return the binary cross-entropy of logits and targets (0 or 1), both ``[batch, label]``."""
     return nn.functional.binary_cross_entropy_with_logits(
         predictions, targets.to(predictions.dtype), reduction=reduction
     )
 
 
 def squared_error(predictions: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
-    """Return the loss of numbers ``[batch, ...]``."""
+    """Return the squared error of numbers ``[batch, ...]``."""
     return nn.functional.mse_loss(
         aligned(predictions, targets), targets.to(predictions.dtype), reduction=reduction
     )

@@ -1,4 +1,4 @@
-"""Policies for normalisation layers: which entries are averaged, private or recomputed."""
+"""Policies for normalisation layers: average statistics, keep them private, or recompute them."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ NormName: TypeAlias = Literal["averaged", "local", "static", "per_submodel"]
 
 @dataclass(frozen=True)
 class NormPolicy:
-    """Which entries of normalisation layers are merged, private or recomputed.
+    """A policy for the tensors of normalisation layers: merge, keep private, or recompute.
 
     Attributes:
-        name: ``averaged``: statistics are averaged like weights. ``local``: they never leave the
-            client. ``static``: no running statistics in training; cumulative ones are computed in
-            one pass over training data before evaluation (HeteroFL's sBN). ``per_submodel``: the
-            server stores the norm layers of each submodel separately (NeFL).
+        name: With ``averaged``, running statistics are averaged like weights. With ``local``, they
+            never leave the client. With ``static``, training does not use running statistics, and
+            they are computed in one pass over training data before evaluation (HeteroFL's sBN).
+            With ``per_submodel``, the server stores the norm layers of each submodel separately
+            (NeFL).
     """
 
     name: NormName
 
     def private(self, graph: ArchGraph) -> frozenset[str]:
-        """Return the entries that stay with the client: for ``Task.private``."""
+        """Return the names of the tensors that stay with the client, for ``Task.private``."""
         return frozenset(statistics(graph)) if self.personal else frozenset()
 
     def unmerged(self, graph: ArchGraph) -> frozenset[str]:
-        """Return the entries that are not merged into the global state: for ``Task.unmerged``."""
+        """Return the names of the tensors that the server does not merge, for ``Task.unmerged``."""
         match self.name:
             case "local" | "static":
                 return frozenset(statistics(graph))
@@ -43,12 +44,12 @@ class NormPolicy:
 
     @property
     def personal(self) -> bool:
-        """Whether clients have private entries, for ``Evaluated.private``."""
+        """Whether running statistics stay with clients, for ``Evaluated.private``."""
         return self.name == "local"
 
     @property
     def evaluation(self) -> Literal["stored", "recompute"]:
-        """Kind of statistics that evaluation uses, for ``Evaluated.statistics``."""
+        """Whether tests use stored or recomputed statistics, for ``Evaluated.statistics``."""
         # Static training does not collect them.
         return "recompute" if self.name == "static" else "stored"
 
@@ -84,6 +85,6 @@ def check_statistics(graph: ArchGraph, tensors: State, where: str) -> None:
             raise RejectedUpdate(
                 "statistics do not fit the model", where=at, found=form, expected=expected
             )
-        # The root of a negative variance is NaN: one client's would spoil every later mean.
+        # The root of a negative variance is NaN, which would make every later mean NaN.
         if slot.name in variances(graph) and sent.numel() and float(sent.min()) < 0:
             raise RejectedUpdate("negative variance", where=at, found=f"{float(sent.min()):g}")

@@ -17,7 +17,7 @@ from archgraph.states.copies import to_device
 
 
 class Objective(Protocol):
-    """An objective of local training."""
+    """A loss that a client minimises in local training."""
 
     # Any, not object: an objective for one model may declare that model's output type.
     def __call__(self, outputs: Any, examples: Examples, work: Work) -> Tensor:
@@ -26,13 +26,13 @@ class Objective(Protocol):
 
 @dataclass(frozen=True)
 class TaskLoss:
-    """The loss of the experiment's task: cross-entropy, squared error, ... or the user's own.
+    """The loss of the experiment's task, such as the cross-entropy or a user's function.
 
     Attributes:
-        mask_absent: Set to 0 the logits of classes that do not occur in the client's data, before
-            the loss (HeteroFL §3.3, FedFA §5.1), so that training does not push them down. Tasks
-            without classes ignore it.
-        predict: Selects the model's output. Default: the task's.
+        mask_absent: Set the logits of classes that do not occur in the client's data to 0 (HeteroFL
+            §3.3, FedFA §5.1). Training then does not lower these logits. Tasks without classes
+            ignore this option.
+        predict: Selects the predictions among the model's outputs. Default: as the task does.
     """
 
     mask_absent: bool = False
@@ -41,7 +41,7 @@ class TaskLoss:
     def __call__(self, outputs: object, examples: Examples, work: Work) -> Tensor:
         """Return the mean loss over all targets (each position of a text, or each pixel).
 
-        The losses of auxiliary predictions are added with the task's weight.
+        The losses of auxiliary outputs are multiplied by the task's ``auxiliary`` and added.
         """
         learning = work.learning
         loss = self._of(learning.predictions(outputs, self.predict), examples, work)
@@ -64,7 +64,7 @@ def mask_absent(logits: Tensor, present: Tensor) -> Tensor:
         present: Mask of present classes, bool ``[classes]``.
 
     Raises:
-        RunError: If the number of classes differs.
+        RunError: If the number of logits is not the number of classes.
 
     Example:
         >>> import torch
@@ -75,19 +75,19 @@ def mask_absent(logits: Tensor, present: Tensor) -> Tensor:
         raise RunError(f"{logits.shape[-1]} logits for {len(present)} classes of the data")
     if bool(present.all()):
         return logits
-    # 0 and not -inf, as in the papers: an absent class keeps a share of the softmax, and its
-    # logits get no gradient.
+    # 0 as in the papers, not -inf: an absent class still counts in the softmax, and its logit gets
+    # no gradient.
     return logits.masked_fill(to_device(~present, logits.device), 0.0)
 
 
 def counted_logits(logits: Tensor, examples: Examples) -> Tensor:
-    """Return the logits ``[target, class]`` of targets that count: all but those of class -100.
+    """Return the logits ``[target, class]`` of all targets except those of class -100.
 
-    Models that distil from each other ignore padding.
+    Models that distil from each other use this to ignore padding.
 
     Args:
         logits: Logits ``[example, ..., class]``.
-        examples: The minibatch. Targets other than classes all count.
+        examples: The minibatch. If its targets are not classes, all logits are returned.
 
     Example:
         >>> text = Examples((), torch.tensor([[1, -100]]), torch.arange(1))
@@ -104,7 +104,7 @@ def counted_logits(logits: Tensor, examples: Examples) -> Tensor:
 
 
 class Penalty(Protocol):
-    """A term of the loss that depends on the parameters (proximal terms, FedDyn)."""
+    """A term of the loss that depends on the parameters, such as a proximal term."""
 
     def __call__(self, parameters: Mapping[str, Tensor], work: Work) -> Tensor:
         """Return the value of the term, a scalar with gradient."""
@@ -112,14 +112,14 @@ class Penalty(Protocol):
 
 @dataclass(frozen=True)
 class Towards:
-    """The penalty ``pull/2 ‖w - w_0‖²`` over the trained parameters, which pulls them to ``w_0``.
+    """The penalty ``pull/2 ‖w - w_0‖²``, which pulls the trained parameters towards ``w_0``.
 
-    With the default for ``w_0``, the weights that were sent, this is the term of FedProx (Li et
-    al., MLSys 2020, Eq. 2), which ``local.proximal`` adds to the training of any strategy.
+    By default, ``w_0`` are the weights that the server sent. This is the proximal term of FedProx
+    (Li et al., MLSys 2020, Eq. 2). The experiment's ``local.proximal`` adds it in any strategy.
 
     Attributes:
-        pull: Strength of the pull.
-        to: ``w_0``. Default: the weights that were sent.
+        pull: Factor of the penalty.
+        to: Dict from parameter to its value in ``w_0``. Default: the weights that the server sent.
 
     Example:
         >>> w = {"w": torch.tensor([3.0, 5.0], requires_grad=True)}
@@ -131,7 +131,7 @@ class Towards:
     to: Mapping[str, Tensor] | None = None
 
     def __call__(self, parameters: Mapping[str, Tensor], work: Work) -> Tensor:
-        """Return the value at some parameters."""
+        """Return the penalty for these parameter values."""
         to = work.state if self.to is None else self.to
         moves = [w - to[name].to(w) for name, w in parameters.items() if w.requires_grad]
         return self.pull / 2 * torch.stack([move.square().sum() for move in moves]).sum()

@@ -1,6 +1,6 @@
-"""Options that many methods share, described once: a strategy inherits them.
+"""Base classes with the options that many strategies share.
 
-A method whose paper differs sets another default; the meaning of an option stays the same.
+A strategy may set another default, but it does not change the meaning of an option.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ class Weighted(Strategy):
     """Options of a method whose server averages clients' results.
 
     Attributes:
-        weights: Weight of a client in averages: ``examples``, the weight of its examples in the
-            loss (their number if each has one target), or ``uniform``, 1.
-        private: Parameters and buffers that stay with each client from round to round, and are
-            neither sent nor merged: names, or patterns of names (``fc.*``).
+        weights: Weight of a client in averages. ``examples`` is the total weight of its examples in
+            the loss, which is their number if each has one target. ``uniform`` is 1 for every
+            client.
+        private: Names of parameters and buffers, or patterns such as ``fc.*``. These parameters and
+            buffers stay with each client: they are neither sent nor merged.
     """
 
     averages = True
@@ -31,18 +32,18 @@ class Weighted(Strategy):
     private: tuple[str, ...] = field(default=(), metadata={LATER: True})
 
     def private_entries(self, world: World, graph: ArchGraph) -> frozenset[str]:
-        """Return the entries that match ``private``."""
+        """Return the names of the parameters and buffers that match ``private``."""
         return named_entries(graph, self.private)
 
 
 @dataclass(frozen=True)
 class Averaging(Weighted):
-    """Options of a method that averages, with a choice of how running statistics are treated.
+    """Options of a method that averages models with normalisation layers.
 
     Attributes:
-        norm: How running statistics are treated: they are ``averaged`` like weights, stay with the
-            client (``local``), or are not used in training and recomputed for evaluation
-            (``static``).
+        norm: Treatment of running statistics. With ``averaged`` they are averaged like weights,
+            with ``local`` they stay with the client, with ``static`` they are not used in training
+            and are computed before each test.
     """
 
     norm: Literal["averaged", "local", "static"] = "averaged"
@@ -53,7 +54,7 @@ class Masking(Strategy):
     """Options of a method whose clients may lack classes.
 
     Attributes:
-        mask_absent: In training, set to 0 the logits of classes that a client's data lacks.
+        mask_absent: In training, set the logits of classes that a client's data lacks to 0.
     """
 
     mask_absent: bool = False

@@ -1,4 +1,4 @@
-"""Selection of a model's output: its logits, or the values that it predicts."""
+"""Select the predictions among a model's outputs."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Predict(Protocol):
 
 @dataclass(frozen=True)
 class Logits:
-    """The predictions among a model's outputs.
+    """Selects the predictions among a model's outputs.
 
     Attributes:
         output: Key or position of the output. Default: the output called ``logits``, or the only
-            output. A model that returns one tensor in evaluation may return more in training.
+            output.
 
     Example:
         >>> import torch
@@ -41,7 +41,7 @@ class Logits:
         """Select the predictions.
 
         Raises:
-            RunError: If the output is ambiguous.
+            RunError: If the output does not exist or is ambiguous.
         """
         key: object = self.output
         if isinstance(outputs, Tensor):
@@ -56,7 +56,7 @@ class Logits:
             key = next(iter(by_name))
         elif key is None and "logits" in by_name:
             key = "logits"
-        # Positions count named outputs, too, unless a name is that number.
+        # A position also selects a named output, unless the number is itself a key.
         if isinstance(key, int) and key not in by_name:
             key = dict(enumerate(by_name)).get(key, key)
         value = by_name.get(key)
@@ -68,13 +68,13 @@ class Logits:
             "the model's outputs contain no logits",
             found=", ".join(map(str, by_name)) or type(outputs).__name__,
             expected="one tensor, one called logits" if self.output is None else self.output,
-            hint="name the output: `output:` of the task, or Logits(output=...)",
+            hint="name the output with `output:` in the task, or with Logits(output=...)",
         )
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """All of a model's outputs, for a user's objective that takes them."""
+    """Passes all outputs of a model to a user's objective, unchanged."""
 
     def __call__(self, outputs: Any) -> Any:
         """Return the outputs of the model unchanged."""
@@ -82,7 +82,7 @@ class Outputs:
 
 
 def auxiliary(outputs: object, main: Tensor) -> list[Tensor]:
-    """Return the predictions in a model's outputs other than its main ones, in order.
+    """Return the auxiliary predictions among a model's outputs, in order.
 
     Example:
         >>> import torch
@@ -103,7 +103,7 @@ def auxiliary(outputs: object, main: Tensor) -> list[Tensor]:
 
 
 def _predictions(value: object) -> Iterator[Tensor]:
-    """Yield the predictions in one output: a tensor, a list of them, or named logits."""
+    """Yield the predictions in one output: a tensor, a list of tensors, or named logits."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""Inner products of clients' updates, two by two, with one update in memory at a time."""
+"""Inner products of each pair of clients' updates, with one update in memory at a time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PIECE = 1 << 16  # values of each update that are compared at a time
 
 
 class PairwiseProducts:
-    """Updates on disk, and the matrix of their inner products.
+    """Stores updates on disk, and computes the matrix of their inner products.
 
     Example:
         >>> products = PairwiseProducts()
@@ -38,17 +38,19 @@ class PairwiseProducts:
 
     @property
     def clients(self) -> frozenset[int]:
-        """Clients whose updates were added."""
+        """Ids of the clients whose updates were added."""
         return frozenset(self._stored)
 
     def of(self, clients: Sequence[int]) -> Tensor:
-        """Return ``⟨Δ_i, Δ_j⟩`` of clients whose updates have the same entries, float64.
+        """Return the inner products ``⟨Δ_i, Δ_j⟩`` of clients' updates, float64.
+
+        The updates must contain the same tensors.
 
         Shapes:
             ``[client, client]``
         """
         matrix = torch.zeros(len(clients), len(clients), dtype=torch.float64)
-        # In pieces of all updates: none of them is completely in memory.
+        # One slice of every update at a time, so that no update is completely in memory.
         for name, first in self._stored[clients[0]].items():
             for start in range(0, first.shape[0], PIECE):
                 stop = min(start + PIECE, first.shape[0])

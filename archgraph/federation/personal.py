@@ -1,4 +1,4 @@
-"""Helpers for methods with personal models: means of parts, training by parts, private networks."""
+"""Helpers for methods with personal models: partial averaging, partial training, private models."""
 
 from __future__ import annotations
 
@@ -16,21 +16,22 @@ from archgraph.graph.ir import ArchGraph, per_graph
 from archgraph.states import State
 
 VERSION = "version/"
-"""Prefix of the names in ``Outcome.keep`` under which a program keeps the client's own version of
-the model, which is tested on the client's data."""
+"""Prefix of names in ``Outcome.keep``. A program stores the weights of a client's personal model
+under names with this prefix, and the engine tests this model on the client's data.
+"""
 
 
 @dataclass(frozen=True)
 class PartAveraging(Averaging, Masking):
     """A method whose clients train parts of the global model.
 
-    The default averages every entry over the clients that have it.
+    By default, each value is averaged over the clients whose model contains it.
     """
 
     serves: ClassVar[Serves] = ("one", "width", "depth")
 
     def init(self, world: World) -> ServerState:
-        """Start from the global model."""
+        """Return a state with the weights of the global model."""
         return ServerState().with_group(GLOBAL, world.state)
 
     def send(self, world: World, state: ServerState, client: int, round: int) -> Task:
@@ -40,11 +41,11 @@ class PartAveraging(Averaging, Masking):
     def receive(
         self, world: World, state: ServerState, results: Iterable[Result], round: int
     ) -> ServerState:
-        """Average every entry over the clients that have it."""
+        """Average each value over the clients whose model contains it."""
         return covered_mean(world, state, results, weights=self.weights)
 
     def evaluated(self, world: World, state: ServerState) -> Iterable[Evaluated]:
-        """Evaluate the global model, and each tier's."""
+        """Evaluate the global model and one model per tier."""
         return by_tier(world, state, norm=self.norm)
 
 
@@ -55,7 +56,7 @@ class TrainOnly:
     Attributes:
         train: The program that trains the parameters.
         entries: Names of the parameters.
-        others: Whether to train all other parameters instead.
+        others: If True, train all other parameters instead of these.
 
     Example:
         >>> from archgraph.federation import Train
@@ -77,10 +78,10 @@ class TrainOnly:
 
 @dataclass(frozen=True)
 class InTurn:
-    """A program that runs several programs in sequence, each on the outcome of the previous one.
+    """A program that runs several programs in sequence, each on the previous program's outcome.
 
     Attributes:
-        programs: The programs, in this order.
+        programs: The programs, in the order in which they run.
 
     Example:
         >>> from archgraph.federation import Train
@@ -91,7 +92,7 @@ class InTurn:
     programs: tuple[Program, ...]
 
     def __call__(self, work: Work) -> Outcome:
-        """Return the last outcome, with the total steps and examples."""
+        """Return the last program's outcome, with the steps and examples of all programs."""
         outcome, metrics = Outcome(work.state, work.keep), dict[str, float]()
         for program in self.programs:
             outcome = program(replace(work, state=outcome.state, keep=outcome.keep))
@@ -108,14 +109,16 @@ def private_network(
     extras: State | None = None,
     others: Mapping[str, Model] | None = None,
 ) -> Task:
-    """Return the task of a client whose network is entirely private, and sent only once.
+    """Return the task of a client whose network is entirely private.
+
+    The network is sent only once, in the client's first task.
 
     Args:
         world: The clients and tiers.
-        client: The recipient.
+        client: Id of the client.
         program: Program to run.
         extras: Tensors that are sent in addition to the network.
-        others: Additional models, which are sent and returned.
+        others: Dict from name to an additional model that is sent and returned.
     """
     tier = world.tier_of(client)
     return Task(
@@ -130,8 +133,8 @@ def private_network(
 
 
 def private_networks(world: World, state: ServerState) -> Iterator[Evaluated]:
-    """Yield each tier's network for evaluation, with each client's version of the weights."""
-    # The server has no weights: `private` replaces the initial ones by each client's own.
+    """Yield each tier's network for evaluation, with the private weights of each client."""
+    # The server has only initial weights: `private` replaces them by each client's weights.
     return by_tier(
         world,
         state,
@@ -143,7 +146,7 @@ def private_networks(world: World, state: ServerState) -> Iterator[Evaluated]:
 
 @per_graph
 def _trained(graph: ArchGraph, entries: frozenset[str], others: bool) -> ArchGraph:
-    """Return an architecture that only trains these entries; frozen entries stay frozen."""
+    """Return the architecture with only these parameters trainable; frozen ones stay frozen."""
     return graph.replace(
         params=tuple(
             replace(p, trainable=p.trainable and (p.name in entries) != others)

@@ -1,12 +1,12 @@
-"""Means with client-level differential privacy, where clients train different parts.
+"""Means with client-level differential privacy, for clients that train different parts of a model.
 
 McMahan, Ramage, Talwar, Zhang: *Learning Differentially Private Recurrent Language Models*, ICLR
-2018, Algorithm 1 with ``f̃_f``, the estimator of fixed denominator.
+2018, Algorithm 1 with ``f̃_f``, the estimator with a fixed denominator.
 
 ===========  =====================================================================================
 symbol       here
 ===========  =====================================================================================
-``Δ_k``      a client's update of all averaged values, over all groups together
+``Δ_k``      a client's update of all averaged values, concatenated over all groups
 ``S``        ``PrivateMeans.clip``; updates are ``Δ_k · min(1, S / ‖Δ_k‖)``
 ``w_k``      1 for every client
 ``z``        ``PrivateMeans.noise``
@@ -14,9 +14,9 @@ symbol       here
 ``qW``       by value: how many clients cover it in expectation (:class:`Census`)
 ===========  =====================================================================================
 
-A client that covers part of the model adds only to that part. A sum is divided by the expected
-number of clients that cover a value, which is public; the number of sampled ones is not, since it
-reveals who they were.
+A client that trains a part of the model contributes only to that part. Each sum is divided by the
+expected number of clients that cover the value, which is public. The actual number is secret, since
+it would reveal which clients were sampled.
 """
 
 from __future__ import annotations
@@ -40,21 +40,22 @@ from archgraph.graph.ir import ArchGraph
 from archgraph.states import Merger, Signature, State, Transfer, Update, signature
 from archgraph.states.state import widened
 
-# A client that contributes every value once covers it at most once, up to rounding.
+# The largest coverage by a client that contributes each value once, with rounding errors.
 ONCE = 1 + 1e-9
 
 
 @dataclass
 class Census:
-    """The coverage of each client if all are sampled, measured on results without updates.
+    """Records which values of the server's state each client contributes to.
 
-    It replaces the mean (``World.means``) while a strategy receives such results.
+    The engine passes unchanged results of all clients to the strategy, with this object in place of
+    the mean (``World.means``).
 
     Attributes:
-        statistics: Running statistics of each client's model.
-        wholes: Architecture or signature of each group.
-        parts: Dict from client and group to the part of the group that the client covers (has in
-            its model).
+        statistics: Dict from client to the names of the running statistics of its model.
+        wholes: Dict from group to its architecture or signature.
+        parts: Dict from client and group to the transfer that maps the group's tensors to the
+            client's.
     """
 
     statistics: dict[int, frozenset[str]] = field(default_factory=dict)
@@ -64,12 +65,13 @@ class Census:
     def __call__(
         self, state: ServerState, contributions: Iterable[Contribution]
     ) -> tuple[ServerState, dict[str, Reached]]:
-        """Record what clients would contribute; the state stays unchanged.
+        """Record the clients' contributions, and return the state unchanged.
 
         Raises:
-            RunError: If a client's part in a mean follows from its data, or cannot be made private.
+            RunError: If a client's weight or transfer depends on its data, or its contribution
+                cannot be made private.
         """
-        # The noise of a round is calibrated for one sum.
+        # The noise of a round is calibrated for one mean.
         if self.parts:
             raise RunError(
                 "the mean cannot be made private",
@@ -84,15 +86,15 @@ class Census:
         return state, {}
 
     def expected(self, group: str, rate: float) -> Mapping[str, Tensor]:
-        """Count how many clients cover each value of a group in expectation, float64.
+        """Return the expected number of sampled clients that cover each value of a group, float64.
 
         Args:
-            group: The group.
+            group: Name of the group.
             rate: Probability that a client is sampled.
         """
         slots = signature(self.wholes[group])
         total = {slot.name: torch.zeros((), dtype=torch.float64) for slot in slots}
-        # Equal parts are counted together: clients are many, architectures few.
+        # Clients with equal transfers are counted together, since there are few architectures.
         alike = Counter(part for (_, where), part in self.parts.items() if where == group)
         for part, clients in alike.items():
             for name in sources(part):
@@ -100,14 +102,14 @@ class Census:
         return {slot.name: total[slot.name].expand(slot.shape) for slot in slots}
 
     def _check(self, one: Contribution, part: Transfer) -> None:
-        """Raise an error for everything that cannot be made private, in one error."""
+        """Raise one error that lists everything that cannot be made private."""
         merged = one.transfer.entries.keys() - one.unmerged
         statistics = self.statistics.get(one.client, frozenset()) & merged
         kinds = [slot.torch_dtype for slot in part.target]
         faults = (
             (one.weight != 1, f"a weight of {one.weight:g}", "`weights: uniform`"),
-            (one.rows is not None, "rows of the labels that it has", "`label_rows: false`"),
-            (bool(one.sizes), "a mean that is scaled by sizes of its weights", "`scale: false`"),
+            (one.rows is not None, "rows that its labels select", "`label_rows: false`"),
+            (bool(one.sizes), "a mean scaled by norms of its weights", "`scale: false`"),
             (
                 bool(statistics),
                 f"running statistics ({min(statistics, default='')})",
@@ -121,7 +123,7 @@ class Census:
             ),
             (
                 any(float(part.coverage[name].amax()) > ONCE for name in sources(part)),
-                "values that it gives more than once",
+                "values that it contributes more than once",
                 "",
             ),
         )
@@ -132,21 +134,21 @@ class Census:
                 "the mean cannot be made private",
                 where=f"client {one.client}",
                 found=" and ".join(reasons),
-                expected="every client to add its parameters in the same way, whatever its data",
+                expected="contributions that do not depend on the clients' data",
                 hint=f"set {' and '.join(cures)}" if cures else None,
             )
 
 
 @dataclass(frozen=True)
 class PrivateMeans:
-    """Means of one round with noise; they replace the mean (``World.means``).
+    """Means of one round with clipped updates and noise. They replace the mean (``World.means``).
 
     Attributes:
-        census: The coverage of each client.
+        census: The values that each client contributes to.
         rate: Probability that a client is sampled.
         clip: Largest L2 norm of a client's update.
-        noise: Standard deviation of the noise on a sum, in units of ``clip``.
-        generator: Source of the noise.
+        noise: Standard deviation of the noise that is added to each sum, in units of ``clip``.
+        generator: Random generator of the noise.
     """
 
     census: Census
@@ -158,14 +160,14 @@ class PrivateMeans:
     def __call__(
         self, state: ServerState, contributions: Iterable[Contribution]
     ) -> tuple[ServerState, dict[str, Reached]]:
-        """Return the state with groups moved by noisy sums, divided by expected counts.
+        """Return the state with noisy means of the updates added to its groups.
 
-        Values that no client covers stay unchanged, as do all entries that are not trained
-        parameters.
+        Values that no client covers, and tensors that are not trained parameters, stay unchanged.
         """
         sums, reached = self.sums(state, contributions), {}
-        # In a fixed order, since all noise comes from one generator; and for every group, whether
-        # or not a sampled client adds to it: the noise must not reveal who was sampled.
+        # In a fixed order, since all noise comes from one generator. Every group gets noise, even
+        # if no sampled client contributes to it: the noise must not reveal which clients were
+        # sampled.
         for group in sorted(self.census.wholes):
             new, expected = state.group(group), self.census.expected(group, self.rate)
             for slot in signature(self.census.wholes[group]):
@@ -179,14 +181,15 @@ class PrivateMeans:
                 moved = torch.where(cover > 0, moved / cover, 0.0)
                 new[slot.name] = (value + moved.to(value.device)).to(value.dtype)
             state = state.with_group(group, new)
-            # By expectation: the server's optimiser must not reveal who was sampled.
+            # The expected coverage: the server's optimiser must not reveal which clients were
+            # sampled.
             reached[group] = Reached(self.census.wholes[group], expected)
         return state, reached
 
     def sums(
         self, state: ServerState, contributions: Iterable[Contribution]
     ) -> dict[str, dict[str, Tensor]]:
-        """Sum clients' updates, clipped, by group and entry; without noise.
+        """Return a dict from group to the sums of the clients' clipped updates, without noise.
 
         Removing a client changes the sums by a vector whose norm, over all groups, is at most
         ``clip``.
@@ -210,16 +213,16 @@ class PrivateMeans:
     def _clipped(
         self, state: ServerState, contributions: Iterable[Contribution]
     ) -> Iterator[tuple[Contribution, State]]:
-        """Yield each client's update, scaled down to the bound over all groups together."""
+        """Yield each client's update, scaled down to norm ``clip`` over all groups together."""
         seen: set[int] = set()
-        # A client's parts are adjacent, so that one norm is taken over all of them; a client that
-        # appears again would be clipped twice and add up to twice the bound.
+        # Contributions of a client are adjacent, so that one norm covers all of them. A client that
+        # appears again would be clipped twice, and could add up to twice the bound.
         for client, group in itertools.groupby(contributions, key=lambda one: one.client):
             ones = list(group)
             known = all(self.census.parts.get((client, o.group)) == counted(o) for o in ones)
             if client in seen or not known:
                 raise RunError(
-                    "adds to the mean other entries than before the round",
+                    "contributes other values than it declared before the round",
                     where=f"client {client}",
                     hint="a client's contribution must not depend on its data",
                 )
@@ -233,13 +236,13 @@ class PrivateMeans:
 
 
 def counted(one: Contribution) -> Transfer:
-    """Return the part of a contribution's map that counts: the trained parameters."""
+    """Return a contribution's transfer, restricted to the trained parameters."""
     fixed = frozen(one.whole) if isinstance(one.whole, ArchGraph) else frozenset()
     return _counted(one.transfer, frozenset(one.unmerged), fixed)
 
 
 def sources(part: Transfer) -> frozenset[str]:
-    """Global entries that a client covers some of; empty tensors do not count."""
+    """Return the names of the global tensors that a transfer reads; empty tensors do not count."""
     shapes = part.shapes
     used = (str(entry.source) for entry in part.entries.values())
     return frozenset(name for name in used if 0 not in shapes[name])
@@ -261,7 +264,7 @@ def _counted(transfer: Transfer, unmerged: frozenset[str], fixed: frozenset[str]
 
 
 def _delta(state: ServerState, one: Contribution) -> State:
-    """Return a client's update in double precision, since half would overflow."""
+    """Return a client's update in double precision, since half precision would overflow."""
     sent = counted(one).pull(state.group(one.group), copy=False)
     return {
         name: one.state[name].double() - old.to(one.state[name].device, torch.float64)

@@ -1,8 +1,8 @@
-"""Private entries of models: by pattern, of a model's head, and additions to the global model.
+"""Private tensors, which stay with clients: by name, a model's head, additions to the global model.
 
-A strategy returns the private entries of an architecture (:meth:`Strategy.private_entries`); the
-engine adds them to its tasks, and overlays each client's on the tested models. An argument of
-:func:`part` and :func:`by_tier` would have to be passed on by every strategy, and be forgotten.
+A strategy names the private tensors of an architecture (:meth:`Strategy.private_entries`). The
+engine then adds these names to the strategy's tasks, and uses each client's private tensors when it
+tests models on the client's data.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from archgraph.states import Transfer, signature
 
 @per_graph
 def named_entries(graph: ArchGraph, patterns: tuple[str, ...]) -> frozenset[str]:
-    """Return the entries of an architecture's state that match patterns.
+    """Return the names of an architecture's parameters and buffers that match patterns.
 
     Args:
         graph: The architecture.
@@ -41,7 +41,7 @@ def named_entries(graph: ArchGraph, patterns: tuple[str, ...]) -> frozenset[str]
     owners = {name: p.name for p in entries for name in (p.name, *p.aliases)}
     matches: set[str] = set()
     for pattern in patterns:
-        # A name is not read as a pattern: it may contain brackets.
+        # An exact name is not interpreted as a pattern: it may contain brackets.
         exact = [pattern] if pattern in owners else []
         matches.update(owners[n] for n in exact or fnmatch.filter(owners, pattern))
     return frozenset(matches)
@@ -49,10 +49,10 @@ def named_entries(graph: ArchGraph, patterns: tuple[str, ...]) -> frozenset[str]
 
 @per_graph
 def classifier(graph: ArchGraph, classes: int = 0) -> frozenset[str]:
-    """Return the parameters of a model's head.
+    """Return the names of the parameters of a model's head.
 
-    These are the parameters with a row per class, of all exits. If there are none, as in
-    regression, these are the parameters of the last operator that multiplies with a weight.
+    The head consists of the parameters with a row per class, in all exits. If there are none, as in
+    regression, it consists of the parameters of the last operator that multiplies by a weight.
 
     Args:
         graph: The architecture.
@@ -71,16 +71,16 @@ def classifier(graph: ArchGraph, classes: int = 0) -> frozenset[str]:
     if rows or last is None:
         return rows
     node = graph.node[last[0]]
-    # Also through operators on leaves only: a transposed or split weight.
+    # Includes weights that are transposed or split before they are used.
     leaves = set(node.leaves()).union(*(fixed(graph).get(used, ()) for used in node.uses()))
     return frozenset(name for name in leaves if graph.param[name].role == "parameter")
 
 
 @functools.lru_cache(maxsize=1024)
 def additions(graph: ArchGraph, transfer: Transfer) -> frozenset[str]:
-    """Return the trained entries of an architecture that have no source in the global state.
+    """Return the names of trained parameters and statistics that the global model lacks.
 
-    Constants and frozen entries are not included: every task sends them again.
+    Constants and frozen parameters are not included, since every task sends them.
 
     Args:
         graph: The architecture.
@@ -101,10 +101,10 @@ def additions(graph: ArchGraph, transfer: Transfer) -> frozenset[str]:
 
 
 def private_task(strategy: Strategy, world: World, task: Task) -> Task:
-    """Add all private entries of the client to a task of :meth:`Strategy.send`.
+    """Add the names of all private tensors to a task from :meth:`Strategy.send`.
 
-    These are the strategy's private entries, and trained entries that the global model lacks,
-    unless the strategy merges them itself (``Task.unmerged``).
+    Private are the tensors in :meth:`Strategy.private_entries`, and trained tensors that the global
+    model lacks, unless the strategy merges them itself (``Task.unmerged``).
     """
     private = strategy.private_entries(world, task.graph)
     # Transfers from other groups of the state do not concern the global model.
@@ -116,13 +116,13 @@ def private_task(strategy: Strategy, world: World, task: Task) -> Task:
 def private_models(
     strategy: Strategy, world: World, models: Iterable[Evaluated], *, every: bool = False
 ) -> Iterator[Evaluated]:
-    """Yield the models of :meth:`Strategy.evaluated`, with clients' private entries.
+    """Yield the models of :meth:`Strategy.evaluated`, marked if clients have private tensors.
 
     Args:
         strategy: The method.
         world: The clients and tiers.
-        models: Its evaluated models.
-        every: Include models with private parts that no client has trained.
+        models: Models that the method evaluates.
+        every: Also yield models whose private tensors no client has trained.
     """
     tiers = world.tiers if world.graph.nodes else ()
     more = {tier.name for tier in tiers if additions(tier.graph, tier.transfer)}

@@ -1,4 +1,4 @@
-"""Find strategies by name, and read their options from a spec."""
+"""Find strategies by name, and build them from their options."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ from archgraph.plain import Json
 
 
 def find_strategy(name: str) -> type[Strategy]:
-    """Return the strategy class of a name.
+    """Return the class of a strategy, given its name.
 
     Args:
-        name: An entry point of the group ``archgraph.strategies``, or ``package.module:Class``,
-            which is imported; inside :func:`archgraph.language.allowed`, if it is not archgraph's.
+        name: The name of an entry point in the group ``archgraph.strategies``, or
+            ``package.module:Class``. A class outside archgraph is imported only inside
+            :func:`archgraph.language.allowed`.
 
     Raises:
-        SpecError: If there is none or more than one, it cannot be imported, or it is not a
-            strategy.
+        SpecError: If no strategy or several strategies have this name, or if the class cannot be
+            imported or is not a strategy.
 
     Example:
         >>> find_strategy("fedav")
@@ -48,7 +49,7 @@ def find_strategy(name: str) -> type[Strategy]:
 
 
 def _checked(strategy: object, name: str) -> type[Strategy]:
-    """Check that a class is a complete strategy."""
+    """Check that a class is a strategy without abstract methods."""
     if not (isinstance(strategy, type) and issubclass(strategy, Strategy)):
         raise SpecError(
             "is not a strategy",
@@ -63,21 +64,22 @@ def _checked(strategy: object, name: str) -> type[Strategy]:
 
 
 def _installed(cls: type[Strategy], where: str) -> None:
-    """Raise an error for a strategy whose extra is missing."""
+    """Raise an error if the packages of the strategy's extra are not installed."""
     for module in (module for module, extra in EXTRAS.items() if extra == cls.extra):
         optional_module(module, kind=SpecError, where=where)
 
 
 def configure(name: str, options: Mapping[str, Json] | None = None) -> Strategy:
-    """Build a strategy from plain options, checked field by field.
+    """Build a strategy from a dict of options, and check their values.
 
     Args:
         name: Name of the strategy.
-        options: Its fields by name; ``preset`` names a set of values that the others override.
+        options: Dict from option to value. The key ``preset`` names a predefined set of values,
+            which the other keys override.
 
     Raises:
-        SpecError: For an unknown strategy, option or preset (with the nearest name), or a value of
-            the wrong type or outside its range; ``where`` is ``strategy.name.option``.
+        SpecError: If the strategy, an option or the preset is unknown, or a value has the wrong
+            type or is out of range. The error's ``where`` is ``strategy.name.option``.
 
     Example:
         >>> configure("fedavg", {"weights": "uniform"}).weights
@@ -104,10 +106,11 @@ def configure(name: str, options: Mapping[str, Json] | None = None) -> Strategy:
     values = {}
     for key, value in chosen.items():
         try:
-            # JSON's strictness: 1 is a float, "1" and True are not; a list is a tuple.
+            # Strict JSON rules: 1 is valid as a float, "1" and True are not. A list is read as a
+            # tuple.
             text = json.dumps(value)
             read = pydantic.TypeAdapter(types[key]).validate_json(text, strict=True)
-            # A default that a run has recorded is the same: 300, which is read as 300.0.
+            # A value that equals the default keeps the default's type: 300 is read as 300.0.
             values[key] = defaults[key] if read == defaults[key] else read
         except (pydantic.ValidationError, TypeError) as error:
             expected = "a plain value"

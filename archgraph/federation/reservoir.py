@@ -1,4 +1,4 @@
-"""A bounded uniform sample of all rows received so far: a server's data set of features."""
+"""A uniform sample, of bounded size, of all rows that a server has received."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from archgraph.states import State
 def reservoir(
     old: State, new: State, earlier: int, capacity: int, generator: torch.Generator
 ) -> dict[str, Tensor]:
-    """Keep a uniform sample of at most ``capacity`` of all rows so far (Vitter, algorithm R).
+    """Return a uniform sample of all rows so far (Vitter's algorithm R).
 
     Args:
-        old: The sample so far, by name, ``[row, ...]``; rows with the same index belong together.
-        new: New rows.
-        earlier: Number of rows before these.
+        old: Dict from name to the sampled rows so far, ``[row, ...]``. Rows with the same index
+            belong to one example.
+        new: Dict from name to new rows.
+        earlier: Number of rows received before the new ones.
         capacity: Maximum number of rows.
         generator: Source of randomness.
 
@@ -29,9 +30,9 @@ def reservoir(
     count = len(next(iter(new.values())))
     numbers = torch.arange(earlier, earlier + count)
     chance = torch.rand(count, generator=generator, dtype=torch.float64)
-    # Algorithm R: row n falls into one of n + 1 slots, and is dropped if that is beyond capacity.
+    # Algorithm R: row n draws one of n + 1 slots, and is dropped if the slot is beyond capacity.
     drawn = torch.where(numbers < capacity, numbers, (chance * (numbers + 1)).long())
-    # If several rows fall into one slot, the last one stays.
+    # If several rows draw the same slot, the last row stays.
     slots = {slot: row for row, slot in enumerate(drawn.tolist()) if slot < capacity}
     filled, size = min(earlier, capacity), min(earlier + count, capacity)
     at = torch.tensor(list(slots), dtype=torch.int64)

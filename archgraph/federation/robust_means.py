@@ -1,10 +1,10 @@
-"""Robust means that a few clients cannot shift: the rules of an experiment's ``aggregate``.
+"""Robust means, which limit the influence of a few clients: the experiment's ``aggregate``.
 
-The updates of a round are written to disk (:class:`Pool`). Krum selects clients by their updates of
-all groups. For each value, the mean, median or trimmed mean of the selected updates is taken over
-the clients that cover it. Sizes of entries (FedFA's α) are averaged in the same way, since one
-client could otherwise shift all of them. Clients count equally in Krum, median and trimmed mean,
-because a client reports its weight itself.
+The updates of a round are written to disk (:class:`Pool`). Krum selects clients, using their
+updates of all groups. The mean, median or trimmed mean of each value is then taken over the
+selected clients that cover the value. Sizes of tensors (FedFA's α) are averaged in the same way,
+since one client could otherwise shift their mean. All clients have the same weight in Krum, median
+and trimmed mean, because clients report their own weights.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from archgraph.states.robust import krum
 def robust_means(
     rules: AggregateSpec, state: ServerState, contributions: Iterable[Contribution]
 ) -> tuple[ServerState, dict[str, Reached]]:
-    """Return means by rules that need all updates of a round, and their coverage.
+    """Return the state with robust means, and the coverage of each mean.
 
     Args:
-        rules: Krum, a median or a trimmed mean, or Krum and then one of them.
-        state: Holds the groups.
-        contributions: Contributions of clients, a stream, with at most one per client and group.
+        rules: Krum, a median or a trimmed mean, or Krum followed by a median or trimmed mean.
+        state: The server's state, which contains the groups.
+        contributions: Contributions of the clients, at most one per client and group.
     """
     pools: dict[str, Pool] = {}
     sizes = EntrySizes()
-    # All of them are needed at once, which may exceed memory: a pool is on disk.
+    # All updates are needed at once, which may exceed memory: a pool stores them on disk.
     for one in contributions:
         if one.group not in pools:
             pools[one.group] = Pool(one.whole, state.group(one.group))
@@ -62,7 +62,7 @@ def robust_means(
 
 
 def krum_clients(options: KrumOptions, pools: Sequence[Pool], clients: Sequence[int]) -> list[int]:
-    """Return the clients whose updates are nearest to their neighbours, over all groups."""
+    """Return the clients that Krum selects: their updates are nearest to those of other clients."""
     # Squared distances add up over groups, as if a client's update were one vector.
     squares = torch.zeros(len(clients), len(clients), dtype=torch.float64)
     counts = torch.zeros_like(squares)
@@ -70,7 +70,7 @@ def krum_clients(options: KrumOptions, pools: Sequence[Pool], clients: Sequence[
         for total, part in zip((squares, counts), pool.squared_distances(clients), strict=True):
             total += part
     malicious = rounded_share(options.malicious, len(clients))
-    # Updates may have been refused in this round: then there are fewer than the rule expects.
+    # If updates were rejected in this round, there are fewer clients than the rule expects.
     keep = min(options.keep, len(clients) - malicious)
     return [clients[index] for index in krum(squares, counts, malicious, keep)]
 
@@ -78,7 +78,7 @@ def krum_clients(options: KrumOptions, pools: Sequence[Pool], clients: Sequence[
 def merged(
     pool: Pool, old: State, clients: Sequence[int], factors: dict[str, float]
 ) -> tuple[dict[str, torch.Tensor], Coverage]:
-    """Return the covered mean of some clients' updates, in ascending order, and its coverage."""
+    """Return the mean of some clients' updates over covered values, and the mean's coverage."""
     # The order of float32 additions determines the last bits.
     merger = Merger(pool.graph, old)
     for update in pool.read(clients):

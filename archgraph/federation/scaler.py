@@ -1,4 +1,4 @@
-"""The scaler of HeteroFL and of methods built on its code: a tier's rate, and its scaled graph."""
+"""HeteroFL's scaler, which divides activations of narrow models by their width rate in training."""
 
 from __future__ import annotations
 
@@ -13,20 +13,24 @@ from archgraph.rewrites.scaler import add_scaler
 
 @functools.lru_cache(maxsize=64)
 def scaled(graph: ArchGraph, rate: float, always: bool = False) -> ArchGraph:
-    """Return the graph with a scaler; cached, so that clients of a tier share a compiled module.
+    """Return the graph with scalers, which divide hidden activations by the rate in training.
+
+    The result is cached, so that clients of a tier share a compiled module.
 
     Args:
         graph: The architecture.
         rate: Its width rate.
-        always: Divide in tests, too.
+        always: Also divide in evaluation.
     """
     return add_scaler(graph, rate, always=always).graph
 
 
 def rate_of(tier: Tier) -> float:
-    """Return the width rate of a tier: the kept share of its largest narrowed dimension.
+    """Return the width rate of a tier.
 
-    Rounding up to whole channels distorts the largest dimension least.
+    The rate is the fraction that the tier keeps of its largest narrowed dimension.
+
+    Rounding to whole channels changes the fraction of the largest dimension least.
     """
     source = {e.name: e.shape for e in tier.transfer.source}
     # The first of equally large dimensions, so that the rate does not depend on ties.
@@ -41,23 +45,24 @@ def rate_of(tier: Tier) -> float:
 
 
 def check_scaled(tier: Tier, rate: float, norm: NormName, *, where: str) -> None:
-    """Refuse statistics of scaled activations that would be used in tests, which do not scale.
+    """Check that a tier's running statistics can be used in tests.
 
-    Weak models would train to a low loss and test at chance.
+    Activations are scaled in training but not in tests. Running statistics from training would then
+    be wrong in tests, and the accuracy at chance level.
 
     Args:
-        tier: A kind of client.
+        tier: The tier to check.
         rate: Its width rate.
-        norm: How running statistics are treated; ``static`` ones are computed for the test.
+        norm: Treatment of running statistics; with ``static`` they are recomputed before tests.
         where: Location of the strategy's options.
 
     Raises:
-        RunError: If the tier has running statistics that do not fit tests.
+        RunError: If the tier is scaled and has running statistics that are not recomputed.
     """
     statistics = NormPolicy("static").unmerged(tier.graph)
     if norm != "static" and statistics and rate < 1:
         raise RunError(
-            "statistics of scaled activations do not fit tests, which do not scale",
+            "tests would use running statistics of scaled activations, but do not scale",
             where=f"{where}: tier {tier.name}",
             found=f"norm: {norm}",
             expected="norm: static; or scaler: false",

@@ -1,4 +1,4 @@
-"""Optimisers at the server: they combine the old weights and the mean of the clients.
+"""Server optimisers, which update the global weights from the mean of the clients' weights.
 
 Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan: *Adaptive Federated Optimization*,
 ICLR 2021, Algorithm 2.
@@ -6,17 +6,16 @@ ICLR 2021, Algorithm 2.
 ===========  =====================================================================================
 symbol       here
 ===========  =====================================================================================
-``x_t``      a group of the server's state (``global``, one of a cluster, …)
-``Δ_t``      the mean of the clients minus ``x_t``, where any client covers a value
-``m_t``      ``moments/first/GROUP/NAME``; at first 0
-``v_t``      ``moments/second/GROUP/NAME``; at first τ², in Flower 0
+``x_t``      a group of tensors in the server's state (``global``, …)
+``Δ_t``      the mean of the clients minus ``x_t``, for values that any client covers
+``m_t``      ``moments/first/GROUP/NAME``; initially 0
+``v_t``      ``moments/second/GROUP/NAME``; initially τ², in Flower 0
 ``η, τ``     ``ServerSpec``
 ===========  =====================================================================================
 
-The optimiser follows any kind of mean; a strategy FedOpt would be needed once per method. Values
-that no client of a round covers keep their bits, and so do their moments. Running statistics,
-counters and other entries that are not parameters take the mean: momentum could push a variance
-below 0.
+The optimiser can be combined with any kind of mean, and so with any strategy that averages. Values
+that no client of a round covers stay unchanged, as do their moments. Running statistics, counters
+and other buffers are set to the mean, since momentum could make a variance negative.
 """
 
 from __future__ import annotations
@@ -37,11 +36,12 @@ MOMENTS = "moments"
 
 
 class Reached(NamedTuple):
-    """The part of a group that the clients of a round have updated.
+    """The values of a group that the clients of a round have updated.
 
     Attributes:
         architecture: Architecture of the group's weights, or the group's signature.
-        coverage: Coverage of every value, by entry; 0: no client covers it.
+        coverage: Dict from tensor name to the total weight of the clients that updated each value;
+            0 if no client did.
     """
 
     architecture: ArchGraph | Signature
@@ -51,17 +51,17 @@ class Reached(NamedTuple):
 def followed(
     options: ServerSpec, before: ServerState, means: ServerState, reached: Mapping[str, Reached]
 ) -> ServerState:
-    """Apply a server optimiser: update groups towards the means of their clients.
+    """Apply a server optimiser, which moves the old weights towards the clients' means.
 
-    1. For each parameter that any client covers, take Δ, the mean minus the old value.
-    2. Compute moments and weights from it.
-    3. Where nothing is covered, both stay unchanged.
+    1. For each parameter that any client covers, compute Δ, the mean minus the old value.
+    2. Compute the new moments, and the step, from Δ.
+    3. Keep the old moments and weights of values that no client covers.
 
     Args:
         options: The optimiser.
         before: The state before the round.
-        means: The state with the means of its clients.
-        reached: By group, its coverage by clients.
+        means: The state with the means of the round's clients.
+        reached: Dict from group to the values that the clients of the round updated.
     """
     moments = before.group(MOMENTS)
     for group, (architecture, coverage) in reached.items():
@@ -87,7 +87,7 @@ def followed(
 
 
 def _start(options: ServerSpec, part: str, like: Tensor) -> Tensor:
-    """Return a moment before the first step."""
+    """Return the initial value of a moment."""
     paper = part == "second" and options.values["bias_correction"] == "none"
     return torch.full_like(like, options.values["tau"] ** 2 if paper else 0)
 
@@ -99,7 +99,7 @@ def _momentum(options: ServerSpec, delta: Tensor, known: State) -> tuple[Tensor,
 
 
 def _adaptive(options: ServerSpec, delta: Tensor, known: State) -> tuple[Tensor, State]:
-    """``m ← β₁ m + (1 - β₁) Δ``, ``x ← x + η m / (√v + τ)``, with ``v`` by the optimiser."""
+    """``m ← β₁ m + (1 - β₁) Δ``, ``x ← x + η m / (√v + τ)``; ``v`` depends on the optimiser."""
     values, square = options.values, delta.square()
     lr, beta1, tau = values["lr"], values["beta1"], values["tau"]
     v = known.get("second", _start(options, "second", delta))
@@ -113,8 +113,8 @@ def _adaptive(options: ServerSpec, delta: Tensor, known: State) -> tuple[Tensor,
     step = lr * first / (second.sqrt() + tau)
     after = {"first": first, "second": second}
     if options.optimiser == "adam" and values["bias_correction"] == "flower":
-        # Counted by value: one that is rarely covered stays at its beginning for longer. Flower's
-        # exponent is the round plus 1.
+        # Updates are counted per value: the bias correction of rarely covered values decays more
+        # slowly. Flower's exponent is the round plus 1.
         count = known.get("count", torch.zeros_like(delta, dtype=torch.int32)) + 1
         power = count.double() + 1
         factor = (1 - values["beta2"] ** power).sqrt() / (1 - beta1**power)

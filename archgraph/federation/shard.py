@@ -13,16 +13,16 @@ from archgraph.federation.metrics import IGNORED
 from archgraph.federation.tasks import Examples
 from archgraph.states.copies import to_device as to_device
 
-SHORTEST = 2  # positions of a batch of texts, at least: models may branch on one
+SHORTEST = 2  # minimum length of a batch of texts: models may branch on length 1
 
 
 @dataclass(frozen=True)
 class TextPadding:
-    """Padding of texts, used to trim a batch to its longest text.
+    """Trims a batch of padded texts to its longest text.
 
     Attributes:
-        mask: Index of the input that is 0 at the padded positions.
-        targets: Whether targets have positions too, ``[example, position, ...]``.
+        mask: Index of the input that is 0 at padded positions.
+        targets: Whether targets have an axis of positions, ``[example, position, ...]``.
     """
 
     mask: int
@@ -31,12 +31,12 @@ class TextPadding:
     def cut(
         self, inputs: tuple[Tensor, ...], targets: Tensor, length: int | None = None
     ) -> tuple[tuple[Tensor, ...], Tensor]:
-        """Return texts without the last positions at which all of them are padded.
+        """Return texts without the final positions at which all texts are padded.
 
         Args:
-            inputs: Tensors ``[example, position, ...]``; those ``[example]`` stay as they are.
+            inputs: Tensors ``[example, position, ...]``. Tensors ``[example]`` stay unchanged.
             targets: Targets of the same examples.
-            length: Length of the longest text. Default: from the mask.
+            length: Length of the longest text. Default: computed from the mask.
 
         Example:
             >>> ids, mask = torch.tensor([[5, 6, 0, 0]]), torch.tensor([[1, 1, 0, 0]])
@@ -50,7 +50,7 @@ class TextPadding:
         return shorter, targets[:, :end] if self.targets else targets
 
     def lengths(self, inputs: tuple[Tensor, ...]) -> Tensor:
-        """Return the length of each text, ``[example]``: its last position that is not padded.
+        """Return the length of each text, ``[example]``, up to its last position without padding.
 
         >>> TextPadding(0, targets=False).lengths((torch.tensor([[1, 1, 0], [0, 1, 0]]),))
         tensor([2, 2])
@@ -64,16 +64,17 @@ class Shard:
     """A client's training data in memory: a :class:`archgraph.federation.ClientData`.
 
     Attributes:
-        inputs: Arguments of the model for all examples, ``[example, ...]`` each.
-        targets: Classes ``[example]``, or tokens ``[example, position]``. Batches are on the device
-            of these.
-        histogram: Targets per class.
+        inputs: Inputs of the model for all examples, each ``[example, ...]``.
+        targets: Targets of all examples, such as classes ``[example]`` or tokens ``[example,
+            position]``. Batches are on the same device as ``targets``.
+        histogram: Number of targets per class.
         ids: A stable id of each example, ``[example]``. Default: its position.
-        padding: Padding of the texts. Batches are trimmed to their longest text. Default: batches
-            are not trimmed.
-        again: Maps positions and a seed to inputs and targets, to read examples again in each pass
-            in random order. Default: examples do not change.
-        stream: Maps a seed and sizes to minibatches of a stream, in place of the other fields.
+        padding: Trims batches to their longest text. Default: batches are not trimmed.
+        again: Maps indices of examples and a seed to inputs and targets. If set, passes in random
+            order read examples again with this function. Default: all passes use ``inputs`` and
+            ``targets``.
+        stream: Maps a seed and the sizes of minibatches to the minibatches of one pass over a
+            stream. It replaces the values of ``inputs`` and ``targets``.
 
     Example:
         >>> shard = Shard((torch.zeros(5, 2),), torch.arange(5), (1, 1, 1, 1, 1))
@@ -95,7 +96,7 @@ class Shard:
         return len(self.targets)
 
     def part(self, positions: Tensor) -> Shard:
-        """Return some of the examples; for a stream, that many of each pass.
+        """Return some of the examples. For a stream, return this number of examples in each pass.
 
         Example:
             >>> shard = Shard((torch.zeros(5, 2),), torch.arange(5), (1, 1, 1, 1, 1))
@@ -114,9 +115,10 @@ class Shard:
         )
 
     def batches(self, generator: torch.Generator | None, size: int) -> Iterator[Examples]:
-        """Yield the minibatches of one pass in random order, or without a generator in data order.
+        """Yield the minibatches of one pass, in random order if a generator is passed.
 
-        A remainder of one example joins the batch before it: batch statistics need two.
+        A remainder of one example joins the previous batch, since batch statistics need two
+        examples.
         """
         count = self.examples
         if self.stream is not None:
@@ -152,16 +154,16 @@ class Shard:
 
     @functools.cached_property
     def _all_count(self) -> bool:
-        """Whether no target is of class -100: read from the data's device once.
+        """Whether no target has class -100, read from the device once.
 
-        Unknown where targets are read again.
+        False, which means unknown, if targets are read again in each pass.
         """
         anew = self.stream is not None or self.again is not None
         return not anew and not bool((self.targets == IGNORED).any())
 
     @functools.cached_property
     def _lengths(self) -> Tensor:
-        """Length of each text, ``[example]``: read from the data's device once."""
+        """Length of each text, ``[example]``, read from the device once."""
         assert self.padding is not None
         return self.padding.lengths(self.inputs).cpu()
 
@@ -171,7 +173,7 @@ def _drawn_seed(generator: torch.Generator) -> int:
 
 
 def minibatches(order: Tensor, size: int) -> tuple[Tensor, ...]:
-    """Split into consecutive pieces of a size; a remainder of one joins the previous piece.
+    """Split a tensor into consecutive pieces of a size; a remainder of 1 joins the previous piece.
 
     >>> [len(part) for part in minibatches(torch.arange(7), 3)]
     [3, 4]
@@ -182,7 +184,7 @@ def minibatches(order: Tensor, size: int) -> tuple[Tensor, ...]:
 
 
 def batch_sizes(count: int, size: int) -> list[int]:
-    """Return the sizes of the minibatches of a number of examples."""
+    """Return the sizes of the minibatches of one pass over a number of examples."""
     sizes = [size] * (count // size)
     rest = count - sum(sizes)
     if rest == 1 and sizes:

@@ -1,4 +1,4 @@
-"""The server's state between rounds: tensors and plain values."""
+"""The server's state between rounds: tensors and JSON values."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from archgraph.states import State as State
 
 @dataclass(frozen=True)
 class ServerState:
-    """Everything that changes between rounds on the server: tensors and plain values.
+    """The server's state between rounds: tensors and JSON values.
 
-    Tensor names are paths; the part before the first slash is a group, e.g.
-    ``global/layer1.0.conv1.weight``. Tensors are never changed in place: a checkpoint writes only
-    the groups whose tensors changed.
+    Names of tensors are paths such as ``global/layer1.0.conv1.weight``. Tensors with the same
+    prefix before the first slash form a group, here ``global``. Tensors are never changed in place,
+    so that a checkpoint only needs to write the groups with new tensors.
 
     Attributes:
         tensors: Dict from path to tensor.
-        values: Dict from name to plain value.
+        values: Dict from name to JSON value.
     """
 
     tensors: State = field(default_factory=dict)
     values: Mapping[str, Json] = field(default_factory=dict)
 
     def group(self, name: str) -> dict[str, Tensor]:
-        """Return a dict of the tensors below a path, without the path in their names.
+        """Return the tensors of a group, without the group's prefix in their names.
 
         >>> import torch
         >>> ServerState({"global/w": torch.ones(1), "h/w": torch.zeros(1)}).group("global")
@@ -42,19 +42,19 @@ class ServerState:
 
     @functools.cached_property
     def _roots(self) -> dict[str, dict[str, Tensor]]:
-        """The tensors by the first part of their paths: a group of thousands is found at once."""
+        """Dict from group to its tensors, so that a group is found without a search."""
         roots: dict[str, dict[str, Tensor]] = {}
         for path, value in self.tensors.items():
             roots.setdefault(path.partition("/")[0], {})[path] = value
         return roots
 
     def with_group(self, name: str, tensors: State) -> ServerState:
-        """Return the state with all tensors below a path replaced."""
+        """Return the state with all tensors of a group replaced."""
         prefix = f"{name}/"
-        # Replaced and not updated: entries that the new group lacks are removed.
+        # Replaced, not updated: tensors that the new group lacks are removed.
         others = {k: v for k, v in self.tensors.items() if not k.startswith(prefix)}
         return ServerState(others | {prefix + k: v for k, v in tensors.items()}, self.values)
 
     def with_values(self, **values: Json) -> ServerState:
-        """Return the state with some plain values replaced."""
+        """Return the state with some JSON values replaced."""
         return ServerState(self.tensors, {**self.values, **values})

@@ -1,8 +1,7 @@
-"""The abstract class of all federated methods, and their evaluated models.
+"""The base class of all federated methods, and the models that they evaluate.
 
-A method is not a set of hooks around one training loop, which FjORD, FedGKT and FedIN would have to
-work around. Clients are not objects either, since a dict of tensors is enough and can be written to
-disk.
+A method is a set of pure functions, not of hooks around a fixed training loop: FjORD, FedGKT and
+FedIN need other loops. The state of a client is a dict of tensors, which can be written to disk.
 """
 
 from __future__ import annotations
@@ -30,17 +29,17 @@ T = TypeVar("T")
 # Key in the metadata of a field: `later` of :func:`option`.
 LATER = "later"
 
-# Supported clients of a method; "any": any networks, without a global model.
+# Clients that a method supports; "any" means any networks, without a global model.
 Serves: TypeAlias = tuple[Literal["one", "width", "depth", "exits", "split", "rank", "any"], ...]
 
-# How a family says it.
+# How a family file describes these clients.
 SERVES: Mapping[str, str] = {
     "one": "one architecture for all clients",
     "width": "narrower clients (`take`)",
     "depth": "shallower clients (`shorten`, `skip`)",
     "exits": "the network up to one of its exits (`add_exits`, `ends_after`)",
-    "split": "a network in parts: FedIN's share both ends, FedGKT's have the first part "
-    "(`ends_after` with a head)",
+    "split": "networks with common first and last layers (FedIN), or only the first layers "
+    "(FedGKT: `ends_after` with a head)",
     "rank": "smaller ranks of low-rank adapters (`rank`)",
     "any": "any architectures, without a global model or shared weights",
 }
@@ -51,19 +50,22 @@ class Evaluated:
     """A model for evaluation.
 
     Attributes:
-        name: Tier, cluster, client or ``global``.
+        name: Name of a tier, a cluster or a client, or ``global``.
         graph: Architecture of the model.
         state: Weights of the model.
-        clients: Clients on whose local test data it is tested, in addition to the global test data.
-        statistics: ``stored`` uses the running statistics of the state; ``recompute`` first
-            computes cumulative statistics in one pass over training data.
-        predict: Maps outputs to predictions (e.g. a mean over exits). Default: the task's output.
-        private: Overlay each client's private entries (personal layers) before testing on its data.
-        program: Run this on each client's training data before testing on its data (fine-tuning).
-        states: Dict from client id to the weights of the client's own version, created on access.
-            ``state`` is then one of these.
-        current: Entries of ``state`` that are not overlaid, because the clients' private values are
-            from an earlier round.
+        clients: Ids of clients. The model is tested on the test data of each of these clients, in
+            addition to all test data.
+        statistics: With ``stored``, the test uses the running statistics in ``state``. With
+            ``recompute``, they are first computed in one pass over training data.
+        predict: Maps outputs to predictions, for example a mean over exits. Default: the task's.
+        private: If True, each client's private tensors (such as personal layers) replace the
+            model's before the test on the client's data.
+        program: A program that runs on each client's training data before the test on the client's
+            data, such as fine-tuning.
+        states: Dict from client id to the weights of the client's own version of the model, created
+            on access. ``state`` is then one of these versions.
+        current: Names of tensors in ``state`` that private tensors do not replace, because the
+            clients' private tensors are from an earlier round.
     """
 
     name: str
@@ -78,14 +80,14 @@ class Evaluated:
     current: frozenset[str] = frozenset()
 
     def __repr__(self) -> str:
-        """Render one line, without the tensors."""
+        """Return one line, without the tensors."""
         who = f", clients {', '.join(map(str, self.clients[:6]))}" if self.clients else ""
         more = ", …" if len(self.clients) > 6 else ""
         return f"<Evaluated {self.name}: {plural(len(self.state), 'tensor')}{who}{more}>"
 
     @property
     def personal(self) -> bool:
-        """Whether each client has its own version."""
+        """Whether each client has its own version of the model."""
         return self.private or self.program is not None or self.states is not None
 
 
@@ -97,15 +99,17 @@ def option(
     most: float | None = None,
     later: bool = False,
 ) -> T:
-    """Declare a field of a strategy as a number in a range; None is always allowed.
+    """Declare a numeric option of a strategy, with the range of its values.
+
+    None is always allowed.
 
     Args:
         default: The default value.
-        least: The smallest value.
+        least: The smallest allowed value.
         above: An exclusive lower bound.
-        most: The largest value.
-        later: Whether the option was added after runs were recorded. Its default is then not
-            recorded, so that those runs still count as the same experiment.
+        most: The largest allowed value.
+        later: Whether the option was added after runs had been recorded. Its default is then not
+            recorded, so that the earlier runs still count as runs of the same experiment.
 
     Example:
         >>> @dataclass(frozen=True)
@@ -121,25 +125,26 @@ def option(
         (f"above {above}", operator.lt, above),
         (f"at most {most}", operator.ge, most),
     )
-    # Each compares its bound with a value.
+    # Each function compares a bound with a value.
     bounds = [(text, partial(holds, bound)) for text, holds, bound in limits if bound is not None]
     words = ", ".join(text for text, _ in bounds)
     checks = [(words, holds) for _, holds in bounds]
-    # In the metadata, where `__post_init__` checks it and `archgraph help` prints it.
+    # The range is in the metadata: `__post_init__` checks it, and `archgraph help` prints it.
     declared: T = field(default=default, metadata={"range": checks, LATER: later})
     return declared
 
 
 @dataclass(frozen=True)
 class Strategy(ABC):
-    """A federated method: pure functions from server state to server state.
+    """A federated method: what clients receive and do, and how their results are merged.
 
-    Subclasses are frozen dataclasses whose fields are the method's options, final, one per paper.
-    Randomness comes from :func:`seeded` with ``world.seed``, a label and the round.
+    Subclasses are frozen dataclasses whose fields are the options of the method. Methods are pure
+    functions, which return a new server state. Random numbers come from :func:`seeded` with
+    ``world.seed``, a label and the round.
 
-    One run calls ``init``, then ``survey`` and ``surveyed`` once, then in every round ``begin``,
-    ``send`` for each sampled client, ``examine`` for each result, ``receive``, and ``evaluated``
-    if the model is tested.
+    A run calls ``init``, ``survey`` and ``surveyed`` once. In every round it then calls ``begin``,
+    ``send`` for each sampled client, ``examine`` for each result, ``receive``, and, if models are
+    tested, ``evaluated``.
     """
 
     paper: ClassVar[str] = ""
@@ -149,44 +154,46 @@ class Strategy(ABC):
     """Year of the paper."""
 
     serves: ClassVar[Serves] = ()
-    """The paper's clients, as keys of ``SERVES``."""
+    """Kinds of clients that the method supports, as keys of ``SERVES``."""
 
     presets: ClassVar[Mapping[str, Mapping[str, Json]]] = {}
-    """Named sets of options, for sources that use one name for different algorithms."""
+    """Dict from name to values of options, such as those of the paper's code."""
 
     needs_global: ClassVar[bool] = True
     """Whether clients' models must be parts of a global model."""
 
     averages: ClassVar[bool] = False
-    """Whether all results of clients enter the server's state by ``covered_mean`` or
-    ``group_means``: an experiment with ``aggregate`` is refused otherwise. On a GPU results then
-    stay there until they are averaged (``World.merging``)."""
+    """Whether ``receive`` merges all results by ``covered_mean`` or ``group_means``. If not, an
+    experiment with the key ``aggregate`` raises an error. If so, results of clients on a GPU stay
+    on the GPU until they are averaged (``World.merging``).
+    """
 
     reports: ClassVar[tuple[str, ...]] = ()
-    """Plain values of the server's state that each round records as ``server``."""
+    """Keys of ``ServerState.values`` that each round records as ``server``."""
 
     def __post_init__(self) -> None:
         """Check that options are in their ranges.
 
         Raises:
-            SpecError: If an option is out of range. The message names it.
+            SpecError: If an option is out of range. The message names the option.
         """
         for field_ in dataclasses.fields(self):
             value = getattr(self, field_.name)
-            # None stands for a default that depends on the world: it is in every range.
+            # None means a default that depends on the world. It is always allowed.
             for words, holds in field_.metadata.get("range", ()) if value is not None else ():
                 if not holds(value):
                     raise SpecError("out of range", where=field_.name, found=value, expected=words)
 
     public: ClassVar[bool] = False
-    """Whether clients learn from shared examples: the experiment's ``public``."""
+    """Whether clients also train on the examples of the experiment's key ``public``."""
 
     extra: ClassVar[str] = ""
-    """The extra of archgraph that it needs, if any: a value of ``hints.EXTRAS``."""
+    """Name of the extra that the method needs, if any (a value of ``hints.EXTRAS``)."""
 
     unlearnable: ClassVar[Mapping[str, str]] = {}
-    """Unsupported targets (``classes``, ``labels``, ``values`` or ``any``), with reasons: an
-    experiment whose task has such targets is refused."""
+    """Dict from an unsupported kind of targets (``classes``, ``labels``, ``values`` or ``any``) to
+    the reason. An experiment with such targets raises an error.
+    """
 
     @classmethod
     def requirements(cls) -> tuple[str, ...]:
@@ -210,14 +217,14 @@ class Strategy(ABC):
 
     @property
     def corrected(self) -> str:
-        """Name of the method's own correction of means, which excludes a server optimiser."""
+        """Reason why the method cannot be combined with the key ``server``, if there is one."""
         return ""
 
     @property
     def reads_labels(self) -> bool:
-        """Whether the method reads the clients' numbers of examples per class.
+        """Whether the method uses each client's number of examples per class.
 
-        If so, Flower nodes that do not share these counts raise an error.
+        If True, Flower nodes that do not report these numbers raise an error.
         """
         return False
 
@@ -226,21 +233,21 @@ class Strategy(ABC):
         """Return the state before the first round.
 
         Raises:
-            RunError: If the method cannot serve this world.
+            RunError: If the method does not support these clients, models or data.
         """
 
     def survey(self, world: World, state: ServerState) -> Iterable[Task]:
-        """Return tasks that clients do once before the first round (architecture search)."""
+        """Return tasks for clients before the first round, such as an architecture search."""
         return ()
 
     def surveyed(self, world: World, state: ServerState, results: Iterable[Result]) -> ServerState:
-        """Return the state after the survey."""
+        """Return the state after the results of :meth:`survey`."""
         return state
 
     def begin(
         self, world: World, state: ServerState, round: int, sampled: Sequence[int]
     ) -> ServerState:
-        """Return the state at the beginning of a round. Random draws for the round belong here."""
+        """Return the state at the beginning of a round, including the round's random draws."""
         return state
 
     @abstractmethod
@@ -248,22 +255,23 @@ class Strategy(ABC):
         """Return the task of a sampled client in this round."""
 
     def private_entries(self, world: World, graph: ArchGraph) -> frozenset[str]:
-        """Return the entries of an architecture that stay with each client that trains it.
+        """Return the names of the tensors of an architecture that stay with each client.
 
-        The engine adds them to ``Task.private``: they stay with the client from round to round, are
-        neither sent nor merged, and are overlaid on the model that is tested on its data.
+        The engine adds these names to ``Task.private``. The tensors stay with the client from round
+        to round and are neither sent nor merged. When the model is tested on a client's data, the
+        client's tensors replace those of the model.
         """
         return frozenset()
 
     def examine(self, world: World, result: Result) -> State | None:
         """Examine the result of a client before the server uses it.
 
-        This runs in the process of the client's work, in parallel for several clients. Compute
-        values here that ``receive`` needs and that depend on one result only. Strategy and world
-        are those at the start of that process, in this round or an earlier one.
+        This runs in the worker process of the client, in parallel for several clients. Compute
+        values here that ``receive`` needs and that depend on a single result. The worker has copies
+        of strategy and world from the start of its process, possibly in an earlier round.
 
         Returns:
-            A dict from name to tensor, which ``receive`` gets as ``result.findings``, or None.
+            A dict from name to tensor, which ``receive`` reads as ``result.findings``, or None.
 
         Raises:
             RejectedUpdate: If the result does not fit the task. The round continues without this
@@ -287,8 +295,8 @@ class Strategy(ABC):
     ) -> ServerState:
         """Return the state after a round.
 
-        ``results`` is a stream, with one update in memory at a time. There may be fewer results
-        than sampled clients, or none.
+        ``results`` can be read once, with one result in memory at a time. There may be fewer
+        results than sampled clients, or none.
         """
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""Data exchanged between server and client: work, outcomes, tasks, results."""
+"""Data that server and clients exchange: tasks, work, outcomes and results."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class Examples(NamedTuple):
     """A minibatch of inputs and targets.
 
     Attributes:
-        inputs: Arguments of the model, in order, with the batch as first axis.
-        targets: Classes ``[batch, ...]``, where ``-100`` is ignored; labels or numbers.
-        ids: Index of each example in the client's data, ``[batch]``, the same in all rounds.
-        all_count: Whether it is known that no target is ignored, so that training steps need not
-            wait for the device.
+        inputs: Inputs of the model, in order, each ``[batch, ...]``.
+        targets: Targets ``[batch, ...]``: classes (``-100`` is ignored), labels or numbers.
+        ids: Index of each example in the client's data, ``[batch]``; the same in all rounds.
+        all_count: True if no target is ignored; False if this is unknown. If True, training steps
+            need not read targets from the device.
     """
 
     inputs: tuple[Tensor, ...]
@@ -41,11 +41,11 @@ class Examples(NamedTuple):
 
 
 class Pixels(NamedTuple):
-    """Normalisation of images that are stored as bytes.
+    """Mean and standard deviation that normalise images stored as bytes.
 
     Attributes:
-        mean: Mean of each channel, subtracted from images, ``[channel]``.
-        std: Standard deviation of each channel, by which images are divided, ``[channel]``.
+        mean: Mean of each channel, which is subtracted, ``[channel]``.
+        std: Standard deviation of each channel, which divides the result, ``[channel]``.
     """
 
     mean: Tensor
@@ -61,12 +61,13 @@ class ClientData(Protocol):
 
     @property
     def histogram(self) -> tuple[int, ...]:
-        """Targets per class, label or word; empty if targets are not classes."""
+        """Number of targets per class, label or token; empty if targets are numbers."""
 
     def batches(self, generator: torch.Generator | None, size: int) -> Iterator[Examples]:
-        """Yield the minibatches of one pass in random order, or without a generator in data order.
+        """Yield the minibatches of one pass, in random order if a generator is passed.
 
-        A remainder of one example joins the previous batch, since batch statistics need two.
+        A remainder of one example joins the previous batch, since batch statistics need two
+        examples.
         """
 
 
@@ -79,26 +80,27 @@ class Model(NamedTuple):
 
 @dataclass(frozen=True)
 class Work:
-    """The input of a program: a task at a client, with the client's data.
+    """The input of a program: a task, together with the client's data and private tensors.
 
     Attributes:
         client: Id of the client.
-        round: Counted from 1; 0 for the survey before the first.
+        round: Index of the round, from 1; 0 for the survey before the first round.
         rounds: Number of rounds.
         graph: Architecture of the client's model.
-        state: Full state of the model: the sent entries, overlaid with the client's private ones.
-            All tensors are on ``device``.
+        state: All tensors of the model, on ``device``: those that the server sent, and the client's
+            private tensors.
         data: The client's training data.
         local: Options of local training.
         generator: Source of all randomness of this client in this round. The engine seeds torch's
             own generator (dropout) from it before it calls the program.
-        keep: Private tensors of the client in addition to its state.
+        keep: Tensors that the client kept in earlier rounds (:attr:`Outcome.keep`), in addition to
+            its private state.
         others: Dict from name to additional model.
-        extras: Tensors that the server sent.
-        values: Plain values that the server sent.
+        extras: Dict from name to tensor that the server sent in addition to weights.
+        values: Dict from name to JSON value that the server sent.
         device: Device to compute on.
         learning: The learning task.
-        public: Examples that every client has, if the experiment sets ``public``.
+        public: Examples that every client has, if the experiment has the key ``public``.
         pixels: Normalisation of images. Default: none.
     """
 
@@ -136,23 +138,25 @@ class Work:
 
     @property
     def present(self) -> Tensor:
-        """Mask of the classes of which this client has examples, bool ``[classes]``."""
+        """Mask of the classes that occur in this client's data, bool ``[classes]``."""
         return torch.tensor([n > 0 for n in self.data.histogram])
 
 
 @wire.carried
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a program, on any device; the engine copies it.
+    """The result of a program. Its tensors may be on any device.
 
     Attributes:
-        state: Full state of the model after the work. The engine takes ``Task.private`` out of it.
-        keep: Replaces the client's private tensors other than its state.
-        others: States of the additional models.
-        extras: Tensors for the server.
-        metrics: Numbers for the record. A program that does not always run the full model reports
-            ``macs``, the multiply–accumulates of its forward passes; three times as many are
-            recorded, for forward and backward passes.
+        state: All tensors of the model after the work. The engine removes ``Task.private`` from
+            them before they are sent.
+        keep: Tensors that the client keeps for its next round, where they are ``Work.keep``. They
+            replace the tensors kept so far.
+        others: Dict from name to the state of an additional model.
+        extras: Dict from name to tensor that is sent to the server in addition to weights.
+        metrics: Dict from name to number for the run's record. A program that does not always run
+            the full model reports ``macs``, the multiply–accumulates of its forward passes. The
+            record then shows three times this number, for forward and backward passes.
     """
 
     state: State
@@ -163,10 +167,10 @@ class Outcome:
 
 
 class Program(Protocol):
-    """A client's program: a frozen dataclass, so that it pickles and prints."""
+    """A program that a client runs: a frozen dataclass that can be pickled and printed."""
 
     def __call__(self, work: Work) -> Outcome:
-        """Run the program on a client."""
+        """Run the program on a client, and return its outcome."""
 
 
 @dataclass(frozen=True)
@@ -174,23 +178,25 @@ class Task:
     """A task that the server sends to a client.
 
     Attributes:
-        client: Id of the recipient.
+        client: Id of the client.
         graph: Architecture of the model.
-        state: Weights of the model. Entries of ``private`` may be omitted if the client has them.
+        state: Weights of the model. Tensors in ``private`` may be omitted if the client has them.
         program: The program to run.
-        private: Entries that stay with the client from round to round and are never returned. Their
-            shapes must be the same in later tasks. Frozen entries (``ag.frozen``) are not stored
-            per client, since they never change: every task sends them.
-        unmerged: Other entries that the server does not merge: they are returned, but ignored.
-        transfer: Linear map from the global state to this model's state; also in the result.
-        indexed: Entries that are 0 outside a mask. Byte counts include only their nonzero numbers
-            and, when sent to the client, four bytes for the index of each.
-        known: Entries of ``private`` that the client has unchanged from an earlier task, so that
-            byte counts omit them.
-        others: Dict from name to additional model; all of their state is sent and returned.
-        extras: Tensors that are not weights.
-        values: Plain values.
-        tier: Name of the architecture, for the record. Default: the client's tier.
+        private: Names of tensors that stay with the client from round to round and are never
+            returned. Their shapes must be the same in later tasks. Frozen tensors (``ag.frozen``)
+            are not stored per client: they never change, and every task sends them.
+        unmerged: Names of other tensors that are returned, but not merged.
+        transfer: Linear map from the global state to this model's state. The result contains it,
+            too.
+        indexed: Names of tensors that are 0 outside a mask. For these, byte counts include only the
+            nonzero numbers, plus four bytes for the index of each number that is sent to the
+            client.
+        known: Names in ``private`` of tensors that the client has received in an earlier task. Byte
+            counts omit these tensors.
+        others: Dict from name to an additional model, whose whole state is sent and returned.
+        extras: Dict from name to tensor that is sent in addition to weights.
+        values: Dict from name to JSON value that is sent.
+        tier: Name of the architecture in the run's record. Default: the client's tier.
     """
 
     client: int
@@ -208,7 +214,7 @@ class Task:
     known: frozenset[str] = frozenset()
 
     def result(self, outcome: Outcome, examples: int, counted: float | None = None) -> Result:
-        """Return the part of an outcome for the server, without private entries."""
+        """Return the part of an outcome that the server receives, without private tensors."""
         return Result(
             client=self.client,
             state={k: v for k, v in outcome.state.items() if k not in self.private},
@@ -217,7 +223,7 @@ class Task:
             extras=outcome.extras,
             metrics=outcome.metrics,
             tier=self.tier,
-            unmerged=self.private | self.unmerged,  # what is missing cannot be merged
+            unmerged=self.private | self.unmerged,  # missing tensors cannot be merged
             transfer=self.transfer,
             indexed=self.indexed,
             counted=counted,
@@ -226,23 +232,25 @@ class Task:
 
 @dataclass(frozen=True)
 class Result:
-    """A client's result as the server sees it, validated by the engine.
+    """The result of a client's task, as the server receives it after the engine's checks.
 
     Attributes:
         client: Id of the client.
-        state: All entries of the task's graph except ``Task.private``, on ``World.merging``;
-            floating point ones are finite.
+        state: All tensors of the task's graph except ``Task.private``, on the device
+            ``World.merging``. Floating-point tensors are finite.
         examples: Number of the client's training examples.
-        others: States of the additional models.
-        extras: Tensors for the server; floating point ones are finite.
-        metrics: Numbers for the record.
-        tier: Tier of the task.
-        unmerged: Entries that are not merged: ``Task.private`` and ``Task.unmerged``.
+        others: Dict from name to the state of an additional model.
+        extras: Dict from name to tensor that the client sent in addition to weights. Floating-point
+            tensors are finite.
+        metrics: Dict from name to number for the run's record.
+        tier: Name of the task's tier.
+        unmerged: Names of tensors that are not merged: ``Task.private`` and ``Task.unmerged``.
         transfer: Transfer of the task.
-        indexed: Entries of the task of which only nonzero numbers count as sent.
-        findings: Values that ``Strategy.examine`` computed from the other fields; never sent by a
-            client.
-        counted: Weight of these examples in the loss (:attr:`.Client.counted`). Default: 1 each.
+        indexed: Names of tensors of which byte counts include only nonzero numbers
+            (``Task.indexed``).
+        findings: Dict from name to tensor that ``Strategy.examine`` computed from the other fields.
+        counted: Total weight of these examples in the loss (:attr:`.Client.counted`). Default: 1
+            per example.
     """
 
     client: int
@@ -259,15 +267,15 @@ class Result:
     counted: float | None = None
 
     def weight(self, weights: WeightOf) -> float:
-        """Return the weight of this client in a mean.
+        """Return the weight of this client in an average.
 
         Args:
             weights: ``examples`` (the weight of the examples in the loss), ``uniform`` (1), or a
                 function of this result.
 
         Raises:
-            RunError: If ``weights`` has another value, or a function does not return a positive
-                number.
+            RunError: If ``weights`` has another value, or is a function that does not return a
+                positive number.
         """
         match weights:
             case "examples":
@@ -280,4 +288,6 @@ class Result:
             if 0 < weight < math.inf:
                 return weight
             facts = {"found": weight, "expected": "a positive number"}
-        raise RunError("is not a weight of a mean", where=f"client {self.client}", **facts)
+        raise RunError(
+            "is not a valid weight for an average", where=f"client {self.client}", **facts
+        )

@@ -1,4 +1,4 @@
-"""Local training: options, gradient descent, the program of most methods."""
+"""Local training: optimisers, gradient descent, and the program that most methods use."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from archgraph.states.updates import all_finite, finite
 def optimiser(
     local: LocalOptions, parameters: Iterable[Tensor], round: int, rounds: int
 ) -> torch.optim.Optimizer:
-    """Return a new optimiser for one round; its state is not kept after the round."""
+    """Return a new optimiser for one round. Its state is discarded after the round."""
     steps: torch.optim.Optimizer = local.chosen.make({"params": parameters})
     if local.over is None:
         _set(steps, local.settings_at(round, rounds, 1, 1))
@@ -41,25 +41,25 @@ def _set(optimiser: torch.optim.Optimizer, settings: Mapping[str, Json]) -> None
 def module_of(
     model: Work | Model, device: str = "cpu", *, training: bool | None = None
 ) -> nn.Module:
-    """Build a module with a copy of the state, on the work's device or the one passed.
+    """Build a module with a copy of the model's weights.
 
-    Weights have PyTorch's default memory format. In channels-last memory convolutions are faster,
-    but on a CPU batch norm in training is 10 to 25 times less accurate, and the error grows from
-    layer to layer.
+    Weights have PyTorch's default memory format. Convolutions would be faster with the
+    channels-last format, but batch norm in training on a CPU would be 10 to 25 times less accurate,
+    with errors that grow from layer to layer.
 
     Args:
-        model: An architecture with weights, or the work that contains them.
-        device: Device of the module. Default: that of the work.
-        training: Mode of all modules. Default: the mode in which the model was traced.
+        model: An architecture with weights, or a :class:`Work` with both.
+        device: Device of the module. Default: the device of the work.
+        training: Whether all modules are in training mode. Default: as the model was traced.
     """
     device = model.device if isinstance(model, Work) else device
-    # Moved before it is copied: allocation on a device is faster.
+    # The state is moved before it is copied, since allocation on a device is faster.
     there = state_to_device(model.state, device)
     return filled(model.graph, there, training=training)
 
 
 def by_examples(batch: Examples) -> Tensor:
-    """Return the number of examples as the weight of a minibatch, for a loss without targets."""
+    """Return the number of examples in a minibatch, its weight for a loss without targets."""
     return torch.tensor(len(batch.ids))
 
 
@@ -71,27 +71,28 @@ def descend(
     counts: Callable[[Examples], Tensor] | None = None,
     revise: Callable[[Mapping[str, nn.Parameter]], None] | None = None,
 ) -> dict[str, float]:
-    """Minimise a loss over the client's data: local training with the client's options.
+    """Train parameters on the client's data, with the experiment's options ``local``.
 
-    1. Draw the share of the data that the round uses.
-    2. For each step, take as many minibatches as it accumulates. Weight their losses (with
-       FedProx's term) by their targets (`counts`); then apply `revise`, clipping and the step.
+    1. Draw the examples that the round uses.
+    2. For each step, average the losses of ``local.accumulate`` minibatches, weighted by
+       ``counts``, and add FedProx's term. Compute gradients, then apply ``revise``, clipping and
+       the step.
 
     Args:
-        work: The client's data, options and source of randomness.
+        work: The client's data, options and random generator.
         parameters: Dict from name to parameter to train.
-        loss: Mean loss of a minibatch (already on ``work.device``).
-        counts: Weight of a minibatch relative to others, a number without axes. Default: the weight
-            of its targets in the task's loss.
-        revise: Changes gradients between the backward pass and the step (momentum distillation).
+        loss: Returns the mean loss of a minibatch, which is on ``work.device``.
+        counts: Returns the weight of a minibatch relative to others, a tensor without axes.
+            Default: the weight of its targets in the task's loss.
+        revise: Changes the gradients after the backward pass, before clipping and the step.
 
     Returns:
-        Metrics: ``loss`` (weighted mean over the last epoch; NaN if all targets are ignored),
-            ``steps``, ``seen`` (number of examples).
+        A dict with ``loss`` (weighted mean over the last epoch; NaN if all targets are ignored),
+        ``steps`` and ``seen`` (number of examples, counted in each epoch).
 
     Raises:
         RejectedUpdate: If the loss, or a parameter after a step, is not finite. The message names
-            the first.
+            the value.
     """
     local, data = work.local, work.data
     trained = [p for p in parameters.values() if p.requires_grad]
@@ -103,7 +104,7 @@ def descend(
     if local.proximal is not None:
         near = Towards(local.proximal, {n: p.detach().clone() for n, p in parameters.items()})
     counts = counts or (lambda batch: work.learning.counts(batch.targets).sum())
-    # Reading a number from a device waits for all work there: once a pass.
+    # Reading a number from a device waits for all its work. This is done once per pass.
     at_once = work.device == "cpu"
     step = trained_on = 0
     number = mean = 0.0
@@ -127,12 +128,12 @@ def descend(
             if revise is not None:
                 revise(parameters)
             if at_once:
-                # Before the step, while the parameters still show which of them broke first.
+                # Before the step, while the parameters show which of them became non-finite first.
                 numbers += _finite_loss(work, parameters, losses[len(numbers) :])
             if local.clip is not None:
                 nn.utils.clip_grad_norm_(trained, local.clip)
             if local.over is not None:
-                at = min(step + 1, count)  # where a program's own data has more minibatches
+                at = min(step + 1, count)  # if a program's own data has more minibatches
                 _set(steps, local.settings_at(work.round, work.rounds, at, count))
             steps.step()
             step += 1
@@ -148,20 +149,20 @@ def descend(
 
 
 def _shares(counts: list[Tensor]) -> Sequence[Tensor]:
-    """Return the share of each minibatch in a step, by weight; equal shares if nothing counts."""
-    counted = torch.stack(counts).double()  # on their device: reading a number would wait for it
+    """Return the relative weight of each minibatch in a step; equal weights if all are 0."""
+    counted = torch.stack(counts).double()  # on the device: reading a number would wait for it
     total = counted.sum()
     return torch.where(total > 0, counted / total, 1 / len(counts)).unbind()
 
 
 def _mean(values: Sequence[float], counts: Sequence[float]) -> float:
-    """Return the weighted mean of values; NaN if nothing counts."""
+    """Return the weighted mean of values; NaN if all weights are 0."""
     total = sum(counts)
     return sum(x * n for x, n in zip(values, counts, strict=True)) / total if total else math.nan
 
 
 def steps_of(examples: int, local: LocalOptions) -> int:
-    """Count the steps of a round on a number of examples.
+    """Return the number of training steps in a round, given the number of examples.
 
     >>> steps_of(10, LocalOptions(epochs=2, batch=4)), steps_of(9, LocalOptions(batch=2))
     (6, 4)
@@ -172,7 +173,7 @@ def steps_of(examples: int, local: LocalOptions) -> int:
 
 
 def _arrived(batch: Examples, work: Work) -> Examples:
-    """Return a minibatch on the client's device, its images transformed."""
+    """Return a minibatch on the client's device, with transformed images."""
     inputs = tuple(to_device(x, work.device) for x in batch.inputs)
     if work.local.transforms is not None:
         inputs = (transform_images(inputs[0], work.local.transforms, work.pixels), *inputs[1:])
@@ -182,7 +183,7 @@ def _arrived(batch: Examples, work: Work) -> Examples:
 def _finite_loss(
     work: Work, parameters: Mapping[str, nn.Parameter], losses: list[Tensor]
 ) -> list[float]:
-    """Read losses from the device; refuse the first that is not finite."""
+    """Read losses from the device; raise an error if a loss is not finite."""
     numbers: list[float] = torch.stack(losses).cpu().tolist()
     for number in numbers:
         if not math.isfinite(number):
@@ -191,7 +192,7 @@ def _finite_loss(
 
 
 def _drawn(data: ClientData, count: int, generator: torch.Generator) -> Shard:
-    """Draw some of a client's examples, the same ones in every pass."""
+    """Draw some of a client's examples, which all passes of the round use."""
     if not isinstance(data, Shard):
         (every,) = data.batches(None, data.examples)
         data = Shard(every.inputs, every.targets, data.histogram, every.ids)
@@ -216,7 +217,7 @@ class Train:
     Attributes:
         objective: The loss to minimise.
         penalty: An additional term of the loss that depends on the parameters.
-        epochs: Number of passes over the data (for fine-tuning). Default: the experiment's.
+        epochs: Number of passes over the data. Default: the experiment's ``local.epochs``.
     """
 
     objective: Objective = field(default_factory=TaskLoss)
@@ -224,7 +225,7 @@ class Train:
     epochs: int | None = None
 
     def __call__(self, work: Work) -> Outcome:
-        """Train, and return the state and the metrics of :func:`descend`."""
+        """Train the model, and return its state and the metrics of :func:`descend`."""
         if self.epochs is not None:
             local = work.local.model_copy(update={"epochs": self.epochs})
             work = dataclasses.replace(work, local=local)

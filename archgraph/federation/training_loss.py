@@ -1,4 +1,4 @@
-"""A training loss that differs from the loss of tests: a class of ``torch.nn``."""
+"""A loss class of ``torch.nn``, which replaces the task's loss in training."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from archgraph.language.named import LibraryClass
 
 @dataclass(frozen=True)
 class NamedLoss:
-    """A loss of ``torch.nn`` with its arguments.
+    """A loss class of ``torch.nn`` with its arguments.
 
     Attributes:
         choice: Class of the loss, with its arguments.
-        classes: Whether targets are classes, with -100 for ignored ones.
+        classes: Whether targets are classes, where -100 is ignored.
 
     Example:
         >>> weighted = LibraryClass("loss", "torch.nn.CrossEntropyLoss", {"weight": (1.0, 3.0)})
@@ -36,19 +36,20 @@ class NamedLoss:
 
     @property
     def scales(self) -> tuple[float, ...] | None:
-        """Factor of each class, the argument ``weight``. Default: 1."""
+        """The argument ``weight``: the factor of each class in the loss. Default: 1."""
         return self.choice.args.get("weight") if self.classes else None
 
     @property
     def weights(self) -> tuple[float, ...] | None:
-        """Weight of a target of each class in the mean. Default: 1."""
+        """Weight of each class in the mean over targets. Default: 1."""
         # PyTorch divides by the weights only in cross-entropy, and elsewhere by the number of
         # targets.
         return self.scales if self.choice.title == "CrossEntropyLoss" else None
 
     def __call__(self, predictions: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
-        """Return the loss of logits ``[batch, ..., classes]``, or of numbers in any shape."""
-        # As autocast treats losses: in 16 bits, weights of classes and their sum would be rounded.
+        """Return the loss of logits ``[batch, ..., classes]``, or of numbers of any shape."""
+        # In float32, as autocast computes losses: 16 bits would round the class weights and their
+        # sum.
         predictions = predictions.to(torch.promote_types(predictions.dtype, torch.float32))
         loss_of = functools.partial(_made, self.choice, predictions.device, predictions.dtype)
         if not self.classes:
@@ -56,13 +57,13 @@ class NamedLoss:
             value: Tensor = loss_of(reduction)(said, targets.to(said.dtype))
             return value
         logits, flat = predictions.reshape(-1, predictions.shape[-1]), targets.reshape(-1)
-        # Not every class has `ignore_index`: ignored targets are computed and then dropped.
+        # Not every loss has `ignore_index`: losses of ignored targets are computed, then dropped.
         values: Tensor = loss_of("none")(logits, flat.clamp(min=0)) * (flat != IGNORED)
         if reduction != "mean":
             return values
         weights = None if self.weights is None else logits.new_tensor(self.weights)
         total = class_counts(flat, weights).sum()
-        # A minibatch may consist of examples of weight 0.
+        # All examples of a minibatch may have the weight 0.
         return values.sum() / torch.where(total > 0, total, 1)
 
 
@@ -75,11 +76,11 @@ def _made(
 
 
 def trained_task(learning: LearningTask, local: LocalOptions) -> LearningTask:
-    """Return a client's task with its training loss and weights.
+    """Return the learning task with the training loss of ``local.loss``, if it is set.
 
     Args:
         learning: The task.
-        local: How the client trains.
+        local: The client's options of local training.
     """
     if local.loss is None:
         return learning

@@ -1,4 +1,4 @@
-"""Random transforms of training images by torchvision, each time they are read."""
+"""Random transforms of torchvision, applied to training images each time they are read."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def transform_images(
     Args:
         images: ``[batch, channel, height, width]``.
         transforms: Classes of torchvision.
-        pixels: Normalisation of images. Default: none.
+        pixels: Normalisation of the images. Default: none.
     """
     chain = [_made(one) for one in transforms]
     if pixels is None:

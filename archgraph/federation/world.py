@@ -1,4 +1,4 @@
-"""Participants of a run (tiers, clients, the world), and its source of randomness."""
+"""The participants of a run (tiers, clients, the world), and its random generators."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def seeded(seed: int, *labels: int | str) -> torch.Generator:
-    """Return a generator that depends only on seed and labels, not on earlier draws.
+    """Return a random generator that depends only on seed and labels, not on earlier draws.
 
     A run that is resumed at round 7 therefore draws the same numbers as the uninterrupted run.
 
@@ -48,15 +48,15 @@ def seeded(seed: int, *labels: int | str) -> torch.Generator:
 
 @dataclass(frozen=True)
 class Tier:
-    """An architecture that clients may run.
+    """An architecture that clients of a family may run.
 
     Attributes:
         name: Name of the tier in the family.
         graph: The architecture.
         transfer: Linear map from the global state to the state of this architecture.
-        source: Origin of the tier's initial weights: the global state, or the weights of its own
-            model.
-        own: Whether ``source`` is already a state of this architecture.
+        source: The state from which the tier's initial weights are taken: the global state, or the
+            weights of the tier's own model.
+        own: Whether ``source`` is a state of this architecture, not of the global one.
         count: Number of clients of this tier in the family.
     """
 
@@ -69,17 +69,17 @@ class Tier:
 
     @property
     def alone(self) -> Tier:
-        """The tier with its own weights, not a part of the global ones."""
+        """The tier with an identity transfer, which does not depend on the global weights."""
         return dataclasses.replace(self, transfer=Transfer.identity(self.graph))
 
     @property
     def state(self) -> State:
-        """Weights before the first round, computed on each access to save memory."""
+        """Initial weights, before the first round; computed on each access to save memory."""
         return self.source if self.own else self.transfer.pull(self.source)
 
 
 class Uncounted(tuple[int, ...]):
-    """Unknown numbers of examples per class (of a stream, or on another machine).
+    """A histogram of unknown numbers of examples per class (a stream, or data on another machine).
 
     Reading them raises an error.
     """
@@ -103,20 +103,20 @@ class Uncounted(tuple[int, ...]):
 
 @dataclass(frozen=True)
 class Client:
-    """The server's information about a client.
+    """Information that the server has about a client.
 
     Attributes:
         id: Index of the client in ``World.clients``.
         name: Name of the client's tier in the family.
         examples: Number of training examples.
-        histogram: Training targets per class (for text, per token of the vocabulary). Empty if
-            targets are not classes.
-        of: For an additional model, the client that trains it on its own data in addition to its
-            own model. Default: this is a client of the family. Strategies treat an additional model
-            as a separate, untested client.
-        counted: Total weight of its training targets in its loss: ignored targets count 0, others
-            the weight of their class. Results of a client with weight 0 are not passed on. Default:
-            every example counts 1.
+        histogram: Number of training targets per class (for text, per token of the vocabulary).
+            Empty if targets are not classes.
+        of: A client may train additional models on its data. Strategies treat an additional model
+            as a separate client, which is not tested. ``of`` is then the id of the client that
+            trains this model. Default: this is a client of the family.
+        counted: Total weight of the client's training targets in its loss. Ignored targets have the
+            weight 0, other targets the weight of their class. If the total is 0, strategies do not
+            get the client's results. Default: 1 per example.
     """
 
     id: int
@@ -128,7 +128,7 @@ class Client:
 
     @property
     def weight(self) -> float:
-        """The client's weight in a mean weighted by examples: ``counted``, else ``examples``."""
+        """Weight of the client in averages over examples: ``counted``, or else ``examples``."""
         return self.examples if self.counted is None else self.counted
 
     @property
@@ -139,27 +139,27 @@ class Client:
 
 @dataclass(frozen=True)
 class World:
-    """Everything that stays the same during a run.
+    """Everything that stays the same during a run: models, clients and settings.
 
     Attributes:
-        graph: The global architecture; empty if clients only have their own models (see
-            ``Strategy.needs_global``).
+        graph: The global architecture. It is empty if there is no global model, see
+            ``Strategy.needs_global``.
         state: Initial weights of the global model.
-        clients: Clients, indexed by id: those of the family, followed by the additional models that
-            some of these train.
+        clients: Clients, indexed by id: the clients of the family, followed by the additional
+            models that some of them train.
         tiers: The architectures, in the family's order.
-        classes: Number of classes (for text, of tokens); 0 if targets are not classes.
+        classes: Number of classes, or of tokens for text; 0 if targets are not classes.
         rounds: Number of rounds.
         seed: Seed of the run; see :func:`seeded`.
         device: Device of server-side computation.
-        merging: Device on which clients' states stay until their mean is taken.
-        aggregate: Limits on the influence of single clients on a mean. Default: none.
-        means: Private means that replace the ordinary ones. Default: none.
+        merging: Device on which clients' states stay until they are averaged.
+        aggregate: Limits the influence of single clients on averages. Default: no limits.
+        means: Computes means with differential privacy, in place of ordinary means. Default: none.
         learning: The learning task.
-        server: The optimiser that follows the means. Default: none.
+        server: The server optimiser, which is applied to the means. Default: none.
         public: Examples that every client has in addition to its own. Default: none.
-        wait: Bytes of results that may wait in memory to be merged together. Results must then not
-            be modified after the next one was requested. Default: each result is merged on arrival.
+        wait: Number of bytes of results that may wait in memory to be merged together. A waiting
+            result must not be modified. Default: each result is merged on arrival.
     """
 
     graph: ArchGraph
@@ -179,10 +179,10 @@ class World:
     wait: int = field(default=0, repr=False, compare=False)
 
     def tier(self, name: str) -> Tier:
-        """Return the tier with a name.
+        """Return the tier with this name.
 
         Raises:
-            RunError: If the name is unknown.
+            RunError: If no tier has this name.
         """
         for tier in self.tiers:
             if tier.name == name:
@@ -208,18 +208,18 @@ class World:
         return tuple(client for client in self.clients if client.of is None)
 
     def with_further(self, clients: Collection[int]) -> tuple[int, ...]:
-        """Return the ids of clients and of the additional models that they train."""
+        """Return the ids of these clients, and of the additional models that they train."""
         return tuple(client.id for client in self.clients if client.owner in clients)
 
     @property
     def one_by_one(self) -> bool:
-        """Whether means need each client's update, so that `group_means` must compute them."""
+        """Whether `group_means` must compute means, because they need each client's update."""
         rules = self.aggregate
         robust = rules is not None and (rules.krum or rules.middle) is not None
         return robust or self.means is not None or self.server is not None
 
     @property
     def by_size(self) -> tuple[Tier, ...]:
-        """The tiers from the fewest parameters to the most; ties in the family's order."""
+        """The tiers, sorted by number of parameters; ties are in the family's order."""
         # sorted is stable: ties stay in the family's order.
         return tuple(sorted(self.tiers, key=lambda tier: cost(tier.graph).parameters))

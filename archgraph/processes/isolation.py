@@ -1,4 +1,4 @@
-"""Each client begins with the same state of the process, whatever ran before."""
+"""Let each client begin with the same state of the process, whatever ran before."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from numpy.random import mtrand
 
-# By name: a program may replace torch's attributes.
+# Bound here, since a program may replace torch's attributes.
 from torch import get_num_threads, set_num_threads
 
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Compute on one thread: bits depend on the number of threads, not on parallel clients.
+    """Compute on one thread, since the last bits of results depend on the number of threads.
 
     Example:
         >>> with one_thread():
@@ -32,10 +32,10 @@ def one_thread() -> Iterator[None]:
 
 
 def seed_torch(seed: int, device: torch.device) -> None:
-    """Seed the generators of computations on a device.
+    """Seed PyTorch's random generators for the CPU and a device.
 
-    ``torch.manual_seed`` seeds those of all devices; without any it takes a stack trace each time,
-    a twentieth of a small client's turn.
+    ``torch.manual_seed`` would seed all devices. Without a device it records a stack trace, which
+    takes a twentieth of a small client's time.
 
     Example:
         >>> seed_torch(0, torch.device("cpu"))
@@ -47,18 +47,17 @@ def seed_torch(seed: int, device: torch.device) -> None:
         torch.manual_seed(seed)
 
 
-# One for each depth of isolation so far.
+# One generator state per nesting level of isolation.
 _SPARE: list[np.random.MT19937] = []
 
 
 @contextlib.contextmanager
 def isolated(generator: torch.Generator, device: str = "cpu") -> Iterator[None]:
-    """Seed the process's generators (dropout) from a client's, and restore them afterwards.
+    """Seed the global random generators from a client's generator, and restore them afterwards.
 
-    A program begins with gradients enabled, even if the waiting strategy has disabled them, and
-    with one thread. Modes of gradients, the default dtype and the number of threads are restored,
-    too, so that bits do not depend on earlier users of the process. Programs are trusted with all
-    other settings.
+    A program begins with one thread and with gradients enabled, even if the strategy has disabled
+    them. Gradient mode, default dtype and number of threads are restored, too, so that results do
+    not depend on what ran before in the process. Programs must not change other settings.
 
     Example:
         >>> with isolated(torch.Generator()):
@@ -69,8 +68,7 @@ def isolated(generator: torch.Generator, device: str = "cpu") -> Iterator[None]:
     where, seed = torch.device(device), generator.initial_seed()
     devices = [] if where.type == "cpu" else [where.index or 0]
     python, dtype = random.getstate(), torch.get_default_dtype()
-    # Programs may use it. It gets other bits: writing a state takes longer than everything else
-    # here.
+    # Programs may use NumPy's generator. It is seeded only, since restoring its state is slow.
     numpy, before = np.random.get_state(legacy=False), mtrand.get_bit_generator()  # noqa: NPY002
     bits = _SPARE.pop() if _SPARE else np.random.MT19937()
     mtrand.set_bit_generator(bits)
@@ -79,13 +77,13 @@ def isolated(generator: torch.Generator, device: str = "cpu") -> Iterator[None]:
         random.seed(seed)
         np.random.seed(seed % 2**32)  # noqa: NPY002  # as above
         try:
-            # On exit both modes are restored, however deeply a program has nested them.
+            # On exit, both modes are restored, even if a program has left them nested.
             with torch.inference_mode(False), one_thread():
                 yield
         finally:
             random.setstate(python)
             mtrand.set_bit_generator(before)
-            # A pending normal number, which is not in the state's bits.
+            # A pending normal number, which is not part of the generator's state.
             if numpy["has_gauss"]:
                 np.random.set_state(numpy)  # noqa: NPY002  # as above
             _SPARE.append(bits)

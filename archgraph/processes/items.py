@@ -1,6 +1,7 @@
-"""Items for workers: pickled, since they come from the run itself; tensors use the wire format.
+"""Serialise items for workers with pickle; tensors use the format of :mod:`archgraph.states.wire`.
 
-Results are plain values (:mod:`archgraph.states.wire`): nothing that a worker sends is executed.
+Items come from the run itself. Results of workers are not pickled, so that no code in them is
+executed.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from archgraph.states import Transfer, wire
 
 
 def serialise(value: object) -> bytes:
-    """Serialise any picklable value as one message; tensors keep their strides.
+    """Serialise a picklable value as one message; tensors keep their strides.
 
     Raises:
-        Exception: Any error of a user's class on pickling.
+        Exception: Any error that a user's class raises when it is pickled.
 
     Example:
         >>> deserialise(serialise({"weight": torch.ones(2, 3).T}))["weight"].stride()
@@ -32,22 +33,22 @@ def serialise(value: object) -> bytes:
 
 
 def deserialise(message: bytes) -> object:
-    """Read a message of :func:`serialise`."""
+    """Return the value of a message from :func:`serialise`."""
     return _joined(wire.decode(message))
 
 
 def save_shared(path: str | os.PathLike[str], value: object) -> None:
-    """Serialise like :func:`serialise`, into a file that several processes may map."""
+    """Serialise a value to a file that several processes can memory-map."""
     wire.save_tensors(path, {str(number): part for number, part in enumerate(_parts(value))})
 
 
 def load_shared(path: str | os.PathLike[str]) -> object:
-    """Read a file of :func:`save_shared`."""
+    """Return the value of a file from :func:`save_shared`."""
     return _joined(list(wire.load_tensors(path).values()))
 
 
 def _parts(value: object) -> list[Tensor]:
-    """Return the bytes of the pickle, and after them the tensors that it refers to."""
+    """Return the bytes of the pickle, followed by the tensors that it refers to."""
     text = io.BytesIO()
     pickler = _Pickler(text, protocol=5)
     pickler.tensors, pickler.seen = [], {}
@@ -61,29 +62,31 @@ def _joined(parts: list[Tensor]) -> object:
     return unpickler.load()
 
 
-# Number of a tensor among those of a message, and the order of its axes in memory.
+# Index of a tensor in its message, and the order of its axes in memory.
 _Address: TypeAlias = tuple[int, tuple[int, ...]]
 
 
 class _Pickler(pickle.Pickler):
     tensors: list[Tensor]
-    # Each tensor is kept alive, so that its id is not reused.
+    # References to the tensors, so that their ids are not reused.
     seen: dict[int, tuple[Tensor, _Address]]
 
     def persistent_id(self, value: object) -> _Address | None:
-        if type(value) is object:  # a sentinel, compared with `is`: no copy is the same
-            raise pickle.PicklingError("an object() that is compared with `is` has no copy")
+        if type(value) is object:  # a sentinel is compared with `is`, so a copy would not be equal
+            raise pickle.PicklingError(
+                "an object() cannot be sent: its copy would be another object"
+            )
         if type(value) is not Tensor or value.requires_grad or not _ordinary(value):
             return None
         if id(value) not in self.seen:
-            # The order of the axes in memory is kept: the bits of a sum may depend on it.
+            # The order of the axes in memory is kept, since the bits of a sum may depend on it.
             order = sorted(range(value.dim()), key=lambda axis: -value.stride()[axis])
             self.seen[id(value)] = value, (len(self.tensors), tuple(order))
             self.tensors.append(value.permute(order))
         return self.seen[id(value)][1]
 
     def reducer_override(self, value: object) -> Any:
-        # Many items share these: each is pickled, and read, once.
+        # Many items share these objects, so each is pickled and read once.
         return (_frozen, (_pickled(value),)) if isinstance(value, _FROZEN) else NotImplemented
 
 
@@ -107,6 +110,6 @@ def _frozen(text: bytes) -> object:
 
 
 def _ordinary(value: Tensor) -> bool:
-    """Return whether the wire format can hold a tensor as it is in memory."""
+    """Return whether the wire format preserves a tensor exactly."""
     dense = value.layout == torch.strided and not value.is_quantized and not value.is_nested
     return dense and value.device.type == "cpu" and not value.is_complex() and not value.is_neg()

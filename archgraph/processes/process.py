@@ -1,4 +1,4 @@
-"""One worker: a process of one thread that calls a function on request."""
+"""A worker: a process with one thread that calls a function on request."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ from archgraph.states import wire
 
 R = TypeVar("R")
 Function: TypeAlias = Callable[[Any], R]
-"""A worker's function of an item, whose type only its caller knows."""
+"""A worker's function, whose argument type only the caller knows."""
 
-# Seconds in which a process that has closed its pipe ends, if it is about to.
+# Seconds to wait for the end of a process that has closed its pipe.
 GRACE = 1.0
-# Imported once by the fork server, and not by every process that it starts.
+# Imported once by the fork server, not by every process that it starts.
 PRELOAD = ["archgraph.engine.clientwork"]
-# Replaces an item that comes through the pipe.
+# Placeholder for an item that is sent through the pipe.
 AWAITED = object()
 
 
 @wire.carried
 class Died(NamedTuple):
-    """A failed call.
+    """The result of a failed call.
 
     Attributes:
-        reason: The reason.
+        reason: The reason of the failure.
         trace: The traceback, if known.
-        error: The error, if raised in this process.
+        error: The error, if it was raised in this process.
     """
 
     reason: str
@@ -55,7 +55,7 @@ class Died(NamedTuple):
 
 
 class OnDevice(Protocol):
-    """A function that computes on the worker's device."""
+    """A function that computes on a device."""
 
     def on(self, device: str) -> Function[object]:
         """Return the same function on a device."""
@@ -63,7 +63,7 @@ class OnDevice(Protocol):
 
 @wire.carried
 class Ended(NamedTuple):
-    """A finished call: its result, its duration, whether its process has ended."""
+    """A finished call: its result, its duration, and whether its process has ended."""
 
     value: object
     seconds: float = 0.0
@@ -71,15 +71,17 @@ class Ended(NamedTuple):
 
 
 class Job(NamedTuple):
-    """A worker's job.
+    """A worker's job: a function, and settings of the process.
 
     Attributes:
-        function: The function; on a device, the result of its method ``on``.
-        file: File with the function, for processes of the fork server; empty for forked ones.
-        script: Whether the function needs definitions of the user's script, which is then imported.
-        memory: Megabytes that a call may use in addition to the memory of its process.
+        function: The function. On a device, its method ``on`` returns the function to call.
+        file: File with the serialised function, for processes of the fork server. Empty for forked
+            processes.
+        script: Whether the function needs definitions of the user's script. The worker then imports
+            the script.
+        memory: Maximum memory of a call in MB, in addition to that of its process.
         dtype: The user's default dtype.
-        deterministic: Whether the user requires deterministic algorithms.
+        deterministic: Whether the user has requested deterministic algorithms.
     """
 
     function: Function[object] | None
@@ -91,18 +93,19 @@ class Job(NamedTuple):
 
 
 class Process:
-    """A worker.
+    """A worker process, as its parent sees it.
 
     Args:
-        job: Its job.
-        device: Its device.
-        item: Its first item, if it is forked with one.
+        job: The worker's job.
+        device: The worker's device.
+        item: The first item, if the process is forked with it.
 
     Attributes:
-        pipe: Receives its messages.
-        waits: Whether it has received another item but not begun: then the item is not the cause of
-            its end.
-        end: Ends it at any time; so does the end of this object, and of this process.
+        pipe: Receives the worker's messages.
+        waits: Whether the worker has received another item but has not begun. If the worker ends,
+            the item is then not the cause.
+        end: Ends the worker at any time. The worker also ends with this object, and with this
+            process.
     """
 
     def __init__(self, job: Job, device: str, item: object = AWAITED) -> None:
@@ -115,16 +118,16 @@ class Process:
             target=_serve, args=(theirs, job, device, item)
         )
         with warnings.catch_warnings(), contextlib.nullcontext() if job.script else _no_script():
-            # Python warns of threads; see `Workers._job_of`.
+            # Python warns if there are threads; `Workers._job_of` handles them.
             warnings.simplefilter("ignore", DeprecationWarning)
             self._process.start()
         theirs.close()
         self.sentinel, self.waits = self._process.sentinel, False
-        # Python waits for its children when it ends, and theirs would wait for it.
+        # At exit, Python would wait for this process, which waits for its pipe to close.
         self.end = util.Finalize(self, _end, (self.pipe, self._process), exitpriority=0)
 
     def send(self, message: bytes) -> bool:
-        """Send it an item (:func:`archgraph.processes.items.serialise`); False if it has ended."""
+        """Send a serialised item to the worker. Returns False if the worker has ended."""
         try:
             self.pipe.send_bytes(message)
         except (BrokenPipeError, ConnectionResetError):
@@ -132,7 +135,7 @@ class Process:
         return True
 
     def hear(self) -> Ended | None:
-        """Receive a message: None when the process has started, later the results of its calls."""
+        """Receive a message: None when the process has started, then the results of its calls."""
         try:
             said: Ended | None = wire.decode(self.pipe.recv_bytes())
         except (EOFError, OSError):
@@ -141,9 +144,9 @@ class Process:
         return said
 
     def ended(self) -> Ended:
-        """Return the result of its call if it no longer answers."""
-        # Not `join`: if a program has closed the handle that signals its end, that would wait
-        # forever.
+        """Return the result of the current call if the process has ended."""
+        # Not `join`, which would wait forever if a program has closed the handle that signals its
+        # end.
         until = time.monotonic() + GRACE
         while (code := self._process.exitcode) is None and time.monotonic() < until:
             time.sleep(0.001)
@@ -151,10 +154,13 @@ class Process:
 
 
 def attempted(call: Callable[[], R], *, worker: bool = False) -> R | Died:
-    """Return the result of a call, or its error; in a worker, interrupts are not the user's."""
+    """Return the result of a call, or ``Died`` if it raises an error.
+
+    In the parent process, a keyboard interrupt is raised again.
+    """
     try:
         return call()
-    except BaseException as error:  # on any error of a client's program the others continue
+    except BaseException as error:  # any error of a client's program
         if isinstance(error, KeyboardInterrupt) and not worker:
             raise
         line = "" if isinstance(error, ArchGraphError) else raised_in(error)
@@ -175,7 +181,7 @@ def _ending(code: int) -> str:
 
 @contextlib.contextmanager
 def _no_script() -> Iterator[None]:
-    """Start a process that does not import the user's script, which may have no main guard."""
+    """Start processes without importing the user's script, which may lack a main guard."""
     script = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
     try:
@@ -192,12 +198,12 @@ def _end(pipe: connection.Connection, process: BaseProcess) -> None:
 
 
 def _serve(pipe: connection.Connection, job: Job, device: str, item: object) -> None:
-    """Do a job until its parent has gone, or memory has run out."""
-    # An interrupt from the keyboard reaches all processes; the first one ends the others.
+    """Run calls until the parent process has ended, or memory has run out."""
+    # An interrupt from the keyboard reaches all processes. The parent ends its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=_end_with_parent, name="archgraph", daemon=True).start()
-    gc.freeze()  # else a collection would touch, and so copy, all that is shared
+    gc.freeze()  # else garbage collection would write to, and so copy, all shared objects
     torch.set_num_threads(1)
     torch.set_default_dtype(job.dtype)
     torch.set_deterministic_debug_mode(job.deterministic)
@@ -214,11 +220,11 @@ def _serve(pipe: connection.Connection, job: Job, device: str, item: object) -> 
             if item is AWAITED:
                 message = pipe.recv_bytes()
                 item = attempted(lambda: items.deserialise(message), worker=True)  # noqa: B023
-            pipe.send_bytes(wire.encode(None))  # a deadline counts from here
+            pipe.send_bytes(wire.encode(None))  # the deadline counts from here
             ended = _called(function, item, job.memory)
             last, item = ended.last, AWAITED
             sent = attempted(lambda: wire.encode(ended), worker=True)  # noqa: B023  # called at once
-            if isinstance(sent, Died):  # it returned something other than values and tensors
+            if isinstance(sent, Died):  # the result contains other types than values and tensors
                 sent = wire.encode(ended._replace(value=sent._replace(error=None)))
             pipe.send_bytes(sent)
             del ended, sent
@@ -226,7 +232,7 @@ def _serve(pipe: connection.Connection, job: Job, device: str, item: object) -> 
 
 
 def _called(function: object, item: object, memory: float | None) -> Ended:
-    """Call a function in a worker, unless it, or the item, could not be read."""
+    """Call the function in a worker, or return the error of reading function or item."""
     began, last = time.perf_counter(), False
     value: object = next((one for one in (function, item) if isinstance(one, Died)), None)
     if value is None:
@@ -234,16 +240,16 @@ def _called(function: object, item: object, memory: float | None) -> Ended:
         with _bounded(memory):
             value = attempted(call, worker=True)
     if isinstance(value, Died):
-        # A process that ran out of memory keeps what filled it: the next call gets a new one.
+        # A process that ran out of memory cannot free it, so the next call gets a new process.
         if memory is not None and _exhausted(value.error):
             value, last = value._replace(reason=f"asked for more than {memory:g} MB (memory)"), True
-        value = value._replace(error=None)  # it stays here: no message holds an error
+        value = value._replace(error=None)  # messages cannot contain errors
     return Ended(value, time.perf_counter() - began, last)
 
 
 @contextlib.contextmanager
 def _bounded(memory: float | None) -> Iterator[None]:
-    """Allow this process a number of megabytes in addition to its current ones."""
+    """Limit this process to its current memory plus a number of megabytes."""
     before = resource.getrlimit(resource.RLIMIT_DATA)
     if memory is not None:
         data = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
@@ -255,12 +261,12 @@ def _bounded(memory: float | None) -> Iterator[None]:
 
 
 def _exhausted(error: BaseException | None) -> bool:
-    """Return whether an error means that the system is out of memory, in Python or PyTorch."""
+    """Return whether an error of Python or PyTorch means that the system is out of memory."""
     return isinstance(error, MemoryError) or "Cannot allocate memory" in str(error)
 
 
 def _own_output() -> None:
-    """Write past the output of the process that forked this one: a thread may hold its lock."""
+    """Replace the standard streams, since a thread of the parent may have held their locks."""
     for name, number in (("stdout", 1), ("stderr", 2)):
         with contextlib.suppress(OSError):  # closed
             stream = os.fdopen(number, "w", buffering=1, errors="replace", closefd=False)
@@ -271,4 +277,4 @@ def _end_with_parent() -> None:
     parent = parent_process()
     if parent is not None:
         connection.wait([parent.sentinel])
-        os._exit(1)  # at once: a run that is cut off resumes from its last checkpoint
+        os._exit(1)  # at once, since an interrupted run can be resumed from its last checkpoint

@@ -1,15 +1,15 @@
-"""Why a call failed, as a line of a record."""
+"""Format the reason of a failed call for a run's record."""
 
 from __future__ import annotations
 
 from archgraph.errors import RejectedUpdate
 
-# Characters of a reason in the record.
+# Maximum number of characters of a reason in the record.
 LONGEST = 1000
 
 
 def reason(error: BaseException) -> str:
-    """Format the reason of a client's lost work for a record; the client may have written it.
+    """Format the reason why a client's work failed. The client may have written the text.
 
     Example:
         >>> reason(ValueError("no data")), reason(RejectedUpdate("too large", where="w"))
@@ -24,7 +24,7 @@ def reason(error: BaseException) -> str:
 
 
 def printable(text: str) -> str:
-    """Shorten a text that a client may have written, and escape its control characters.
+    """Shorten a text that a client may have written, and escape control characters.
 
     >>> len(printable("a" * 2000)), printable("a" + chr(27)).isprintable()
     (1000, True)

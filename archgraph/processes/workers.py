@@ -1,4 +1,4 @@
-"""Calls side by side, in processes of one thread each (:mod:`archgraph.processes.process`)."""
+"""Parallel calls in worker processes (:mod:`archgraph.processes.process`)."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ T = TypeVar("T")
 R = TypeVar("R")
 Waiting: TypeAlias = Callable[[], contextlib.AbstractContextManager[object]]
 
-# A call of fewer seconds is not worth a new process, nor one that waits for it.
+# Calls shorter than this run in this process: without waiting workers, and with them.
 LEAST, LEAST_AGAIN = 0.1, 0.02
-# Seconds in which a process is ready: on a device that may take many.
+# Seconds in which a process must be ready; on a device, starting may take long.
 STARTS = 120.0
-# Results that wait for an earlier one, for each worker.
+# Maximum number of results per worker that wait for an earlier result.
 AHEAD = 2
 
 
 class UnsentError(RunError):
-    """A call that cannot be sent to a process."""
+    """Raised if a call cannot be sent to a process."""
 
 
 class _Call(NamedTuple):
@@ -48,27 +48,29 @@ class _Call(NamedTuple):
 
 
 def accelerated() -> bool:
-    """Return whether this machine has a device: forked processes then cannot compute gradients.
+    """Return whether this machine has an accelerator.
 
-    With a device, PyTorch computes them in threads, which a fork does not copy.
+    With an accelerator, PyTorch computes gradients in threads. A fork does not copy threads, so
+    forked processes cannot compute gradients.
     """
     device = torch.accelerator.current_accelerator()
     return device is not None and torch.get_device_module(device).device_count() > 0
 
 
 def _foreign_threads() -> bool:
-    """Return whether threads run that may hold locks: all except this package's."""
+    """Return whether threads of other packages run, which may hold locks."""
     threads = [t for t in threading.enumerate() if t is not threading.main_thread()]
     return any(not thread.name.startswith("archgraph") for thread in threads)
 
 
 @dataclass
 class Workers:
-    """Calls of a function with one item after the other, several at a time.
+    """Calls a function with each of several items, in parallel worker processes.
 
-    Processes are forked on Linux: they share data and models with this one, and begin at once.
-    Where a fork is not safe, a fork server starts them: with an accelerator, on other systems, and
-    with threads of other libraries if the function can be pickled.
+    On Linux, workers are forked: they start at once and share data and models with this process.
+    Forking is not safe with an accelerator, outside Linux, or if other libraries run threads. A
+    fork server then starts the workers. With threads, this requires that the function can be
+    pickled.
 
     Example:
         >>> workers = Workers(2, always=True)
@@ -76,14 +78,16 @@ class Workers:
         [1, 4, 9]
 
     Attributes:
-        count: Processes at a time; 1 means this process, without limits.
-        always: Whether calls are made in processes however short they are; else short ones are made
-            in this process: as long as the last call took less than 0.1 s, or 0.02 s where
-            processes wait for more calls.
-        deadline: Seconds after which a call is ended.
-        memory: Megabytes that a call may use in addition to those of its process.
-        devices: Devices that processes compute on, each on the one with the fewest. Default: the
-            processor.
+        count: Maximum number of worker processes. With 1, calls run in this process, unless limits
+            are set.
+        always: If ``count`` is above 1, whether all calls run in worker processes. Default: a call
+            runs in this process if the last call took less than 0.1 s, or less than 0.02 s if
+            workers wait for calls.
+        deadline: Maximum duration of a call in seconds. Default: no limit.
+        memory: Maximum memory of a call in MB, in addition to that of its process. Default: no
+            limit.
+        devices: Devices of the workers. A new worker uses the device with the fewest workers.
+            Default: the CPU.
     """
 
     count: int = 1
@@ -99,10 +103,10 @@ class Workers:
     _files: contextlib.ExitStack = field(default_factory=contextlib.ExitStack, init=False)
 
     def apart(self, *, again: bool) -> bool:
-        """Return whether to make the next call in another process.
+        """Return whether the next call should run in a worker process.
 
         Args:
-            again: Whether the same function will be called again, for which processes wait.
+            again: Whether workers wait, since the same function will be called again.
         """
         long = self._seconds >= (LEAST_AGAIN if again else LEAST)
         needed = self.limited or bool(self.devices)
@@ -110,12 +114,12 @@ class Workers:
 
     @property
     def limited(self) -> bool:
-        """Whether anything bounds a call."""
+        """Whether a deadline or a memory limit is set."""
         return self.deadline is not None or self.memory is not None
 
     @property
     def asked(self) -> bool:
-        """Whether a call must not be made in this process."""
+        """Whether calls must run in worker processes."""
         return self.always or self.limited or bool(self.devices)
 
     def calls(
@@ -131,18 +135,19 @@ class Workers:
     ) -> Generator[tuple[T, R | Died], None, None]:
         """Yield each item with the function's result, in the order of the items.
 
-        Items are taken as workers become free. Results of processes consist of plain values,
-        tensors and values of the wire format. A failing call yields :class:`Died`, in any process.
-        A process sees the state at its start, and the items.
+        Items are read when workers become free. Results of workers may contain plain values,
+        tensors and types that :mod:`archgraph.states.wire` supports. The result of a failed call is
+        :class:`Died`. A worker has a copy of this process's state from the worker's start.
 
         Args:
-            function: The function of an item.
+            function: The function to call with each item.
             items: The items.
-            begin: Converts an item when its call begins.
-            key: Among items with the same key the second begins when the first has been processed.
-            waiting: Entered while calls are begun and waited for.
-            as_they_end: Yield in the order in which calls end.
-            again: Whether the same function will be called again: processes then wait, until
+            begin: Converts an item at the beginning of its call.
+            key: Maps an item to a key. A call begins only after the caller has processed the
+                results of earlier items with the same key.
+            waiting: Returns a context that is entered while calls are started and waited for.
+            as_they_end: If True, yield results in the order in which calls end.
+            again: Whether the same function will be called again. Workers then wait for calls until
                 :meth:`close`.
         """
         rest = iter(items)
@@ -166,17 +171,17 @@ class Workers:
                 self.close()
 
     def close(self) -> None:
-        """End processes that wait for more calls."""
+        """End workers that wait for calls."""
         while self._idle:
             self.done(self._idle.pop(), last=True)
         self._job = self._called = None
         self._files.close()
 
     def begun(self, function: Function[object], item: object) -> Process:
-        """Return a process that calls a function with an item: one that waited, or a new one.
+        """Start a call with an item in a waiting worker or a new one, and return the worker.
 
         Raises:
-            UnsentError: If function or item cannot be sent to a process of the fork server.
+            UnsentError: If the function or the item cannot be sent to a process of the fork server.
         """
         if self._job is None or self._called is not function:
             self.close()
@@ -199,11 +204,11 @@ class Workers:
                 return process
             self.done(process, last=True)
         process = self._new(job)
-        process.send(message)  # if it has already ended, that is noticed later
+        process.send(message)  # if the worker has already ended, this is noticed later
         return process
 
     def done(self, process: Process, *, last: bool) -> None:
-        """Let a process wait, or end it."""
+        """Let a worker wait for another call, or end it."""
         if last:
             self._at.pop(process, None)
             process.end()
@@ -218,19 +223,19 @@ class Workers:
         return process
 
     def _job_of(self, function: Function[object]) -> Job:
-        """Return the function for processes: forked with them, or from a file.
+        """Return the job of new workers, which get the function by forking or from a file.
 
-        1. Where a fork is safe, processes are forked with the function.
-        2. Elsewhere it is written to a file, for processes of the fork server.
-        3. If it cannot be written, and only threads of other libraries make a fork unsafe,
-           processes are forked: at worst, one needs a lock that is held here, and hangs until its
-           deadline.
+        1. If forking is safe, workers are forked with the function.
+        2. If not, the function is written to a file, which workers of the fork server read.
+        3. If the function cannot be pickled, and only threads of other libraries make forking
+           unsafe, workers are forked. In the worst case, a worker needs a lock that such a thread
+           holds, and hangs until its deadline.
         """
         dtype, deterministic = torch.get_default_dtype(), torch.get_deterministic_debug_mode()
         job = Job(function, "", False, self.memory, dtype, deterministic)
         forks = sys.platform == "linux" and not self.devices and not accelerated()
         if forks:
-            # Torch's optimisers import its compiler: once here, and not in every process.
+            # Torch's optimisers import its compiler. This is done once here, not in every process.
             importlib.import_module("torch._dynamo")
         if forks and not _foreign_threads():  # case 1
             return job
@@ -252,14 +257,14 @@ def _unsent(error: Exception) -> UnsentError:
         "a client's work cannot be sent to its process",
         where="engine.workers",
         found=reason(error),
-        hint="define the program's class or function at the top of a module, or set "
-        "`engine.workers: 1`, without limits and with one device",
+        hint="define the program's class or function at the top level of a module, or set "
+        "`engine.workers: 1` with one device and without limits",
     )
 
 
 @dataclass(eq=False)
 class _SideBySide(Generic[T, R]):
-    """Running calls."""
+    """The running calls of :meth:`Workers.calls`."""
 
     workers: Workers
     function: Function[R]
@@ -320,13 +325,13 @@ class _SideBySide(Generic[T, R]):
         self.active[process.pipe] = _Call(number, process, time.monotonic() + STARTS)
 
     def _wait(self) -> None:
-        """Wait for a message, the end of a process, or a deadline."""
+        """Wait for a message, the end of a worker, or a deadline."""
         first = min(one.ends for one in self.active.values())
         gone = [one.process.sentinel for one in self.active.values()]
         left = None if first == float("inf") else max(first - time.monotonic(), 0)
         ready = connection.wait([*self.active, *gone], left)
         for pipe, one in list(self.active.items()):
-            # All of it: results in time are accepted, however late this process checks.
+            # All messages: results in time are accepted, even if this process checks late.
             while pipe in self.active and pipe.poll():
                 self._hear(pipe)
             if pipe not in self.active:
@@ -341,14 +346,14 @@ class _SideBySide(Generic[T, R]):
         said = self.active[pipe].process.hear()
         if isinstance(said, Ended):
             self._end(pipe, said)
-        else:  # it begins now
+        else:  # the call begins now
             ends = time.monotonic() + (self.workers.deadline or float("inf"))
             self.active[pipe] = self.active[pipe]._replace(ends=ends)
 
     def _end(self, pipe: connection.Connection, ended: Ended) -> None:
         number, process, _ = self.active.pop(pipe)
         self.workers.done(process, last=ended.last)
-        if process.waits:  # it was ended before it began
+        if process.waits:  # the worker ended before the call began
             self._start(number, self.items[number])
             return
         self.seconds, self.ended[number] = ended.seconds, cast("R | Died", ended.value)

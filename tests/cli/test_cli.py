@@ -674,7 +674,7 @@ sections:
         (
             FLAT,
             "digits -> mnist",
-            "new.yaml:3: family: model: the model does not take this data; found "
+            "new.yaml:3: family: model: the model's inputs do not fit the data; found "
             "float32[batch, 1, 28",
         ),
         (
@@ -692,16 +692,16 @@ sections:
         (FLAT, "heterofl -> fedavg", "FedAvg averages one architecture"),
         (FLAT, "scheme: iid -> scheme: iid, shares: {hal: 0.5}", "hal"),
         (FLAT, "scheme: iid -> scheme: classes, per_client: 11", "per_client"),
-        (FLAT, "rounds: 2 -> rounds: 2\nsample: 9", "sample: more clients in a round than there"),
+        (FLAT, "rounds: 2 -> rounds: 2\nsample: 9", "sample: more clients in a round than the"),
         (
             FLAT,
             "rounds: 2 -> rounds: 2\nevaluate: {statistics: 50}",
-            "evaluate.statistics: changes nothing: no model is tested with running statistics",
+            "evaluate.statistics: changes nothing: no model is tested with recomputed",
         ),
         (
             WORDS.replace("linear: 10", "linear: 33278"),
             "digits -> wikitext2",
-            "the model does not know these words; found the number 33277",
+            "the model's embedding has too few rows for the vocabulary; found token 33277",
         ),
         (
             WORDS.replace("count: 10", "count: 33278"),

@@ -301,8 +301,8 @@ MISTAKES = {
     "more clients than there are": Mistake(
         experiment("rounds: 2", "rounds: 2\nsample: 9"),
         RUN,
-        "experiment.yaml:7: sample: more clients in a round than there are; found 9; expected"
-        " 1...4, or a share written with a point",
+        "experiment.yaml:7: sample: more clients in a round than the family has; found 9; expected"
+        " 1...4, or a fraction with a decimal point",
     ),
     "a misspelt task": Mistake(
         experiment("rounds: 2", "rounds: 2\ntask: clasification"),
@@ -342,7 +342,7 @@ MISTAKES = {
         RUN,
         "experiment.yaml:3: family: tiny: the model's output does not fit classification; "
         "found [batch, 8, 8, 10]; expected [batch, 10]: a logit for each of 10 classes "
-        "(digits); flatten, or pool, in front of the classifier",
+        "(digits); flatten or pool in front of the classifier",
     ),
     "another number of classes": Mistake(
         model("out: 10", "out: 7"),
@@ -353,15 +353,16 @@ MISTAKES = {
     "images of another size": Mistake(
         {**own("{dataset: digits}", MODEL.replace("[1, 8, 8]", "[3, 32, 32]"))},
         RUN,
-        "experiment.yaml:3: family: tiny: the model does not take this data; found "
+        "experiment.yaml:3: family: tiny: the model's inputs do not fit the data; found "
         "float32[batch, 1, 8, 8] (digits); expected float32[batch, 3, 32, 32]; a model of "
-        "this data takes [1, 8, 8] for each example",
+        "this data takes inputs [1, 8, 8] for each example",
     ),
     "a batch axis among the inputs": Mistake(
         {**own("{dataset: digits}", MODEL.replace("[1, 8, 8]", "[32, 1, 8, 8]"))},
         RUN,
-        "experiment.yaml:3: family: tiny: the model does not take this data; found float32[batch,"
-        " 1, 8, 8] (digits); expected float32[batch, 32, 1, 8, 8]; write the model's inputs "
+        "experiment.yaml:3: family: tiny: the model's inputs do not fit the data; "
+        "found float32[batch, 1, 8, 8] (digits); "
+        "expected float32[batch, 32, 1, 8, 8]; write the model's inputs "
         "without the batch axis: [1, 8, 8]",
     ),
     "a table that is not there": Mistake(
@@ -386,8 +387,9 @@ MISTAKES = {
     "more columns than the model takes": Mistake(
         own(ROWS, NET.replace("[2]", "[5]")),
         RUN,
-        "experiment.yaml:3: family: net: the model does not take this data; found "
-        "float32[batch, 2] (rows); expected float32[batch, 5]; a model of this data takes [2]"
+        "experiment.yaml:3: family: net: the model's inputs do not fit the data; found "
+        "float32[batch, 2] (rows); expected float32[batch, 5]; a model for "
+        "this data takes inputs [2]"
         " for each example",
     ),
     "numbers for a model of classes": Mistake(

@@ -401,7 +401,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     ),
     "other_number_of_clients": (
         table(client="who", test=0.5),
-        "experiment.yaml:7: data: the family has another number of clients than the data; "
+        "experiment.yaml:7: data: family and data have different numbers of clients; "
         "found 2 clients in the family; expected 3: ann, cid, bob",
     ),
     "a_partition_without_a_scheme": (
@@ -411,8 +411,8 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     ),
     "partitioned_twice": (
         table(client="who", partition={"scheme": "iid"}),
-        "experiment.yaml:11: data.partition: the data is partitioned by client already (rows, 3 "
-        "clients); remove `partition`, or the clients from the data",
+        "experiment.yaml:11: data.partition: the data is already partitioned by client (rows, 3 "
+        "clients); remove `partition`, or do not pass the data by client",
     ),
     "unequal_images": (
         images(bigger, size=None),

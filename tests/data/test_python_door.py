@@ -128,9 +128,9 @@ def test_who_of_the_data_gets_which_model_is_said_by_name():
         (
             {"whole": ["cid"], "half": ["ann", "eve"]},
             by_owner(),
-            "does not name the data's clients, each once; found cid, ann, eve; expected ann, bob",
+            "must name each client of the data once; found cid, ann, eve; expected ann, bob",
         ),
-        ({"whole": ["cid"], "half": ["ann"]}, SPLIT, "expected data with an owner"),
+        ({"whole": ["cid"], "half": ["ann"]}, SPLIT, "expected data with clients"),
         ({"whole": None, "half": ["ann"]}, SPLIT, "lacks `owners`, which other clients have"),
     ],
 )

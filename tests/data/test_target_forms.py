@@ -135,7 +135,7 @@ def test_what_a_target_means_is_found_in_all_parts_together() -> None:
     assert data.train.targets.tolist() == [1] * 4 + [0, 2] * 2
     several = {"a": (INPUTS[:2], HOT[:2]), "b": (INPUTS[:2], 1 - HOT[:2])}
     assert dataset_of((several, (INPUTS[:2], HOT[:2])), task="multilabel").classes == 3
-    with pytest.raises(ag.RunError, match="classification does not learn such targets"):
+    with pytest.raises(ag.RunError, match="classification cannot learn these targets"):
         data = dataset_of((several, (INPUTS[:2], HOT[:2])), task="classification")
         learning_task(TaskSpec(kind="classification"), data)
 

@@ -570,11 +570,15 @@ MISTAKES: dict[str, tuple[Change, str]] = {
     ),
     "too_many_tokens": (
         tokenizer(with_a_token_that_does_not_occur),
-        "family: tiny: the model does not know these words; found the number 75, and an embedding "
-        "of fewer rows; expected an embedding of at least 76 rows (rows); use the model's own "
+        "family: tiny: the model's embedding has too few rows for the vocabulary; "
+        "found token 75, but fewer rows; "
+        "expected an embedding of at least 76 rows (rows); use the model's own "
         "tokenizer, or enlarge its embedding",
     ),
-    "longer_than_the_model": (told(length=12), "family: tiny: the model does not take this data; "),
+    "longer_than_the_model": (
+        told(length=12),
+        "family: tiny: the model's inputs do not fit the data; ",
+    ),
     "words_by_tokens": (
         told(table=None, target=None, length=None, text="t.json", by="word"),
         "data.by: conflicts with the tokenizer, which has its own tokens; found word",

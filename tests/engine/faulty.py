@@ -198,7 +198,7 @@ WEIGHTS: dict[str, Kind] = {
     "None for the state": Kind(state(lambda s: None), "refused", "returned the wrong type"),
     "list of tensors": Kind(state(lambda s: list(s.values())), "refused", "found list"),
     "generator": Kind(state(lambda s: (pair for pair in s.items())), "refused", "found generator"),
-    "returns nothing": Kind(lambda work, out: None, "refused", "does every path return?"),
+    "returns nothing": Kind(lambda work, out: None, "refused", "check that every path returns"),
     "returns its state alone": Kind(lambda work, out: out.state, "refused", "expected Outcome"),
     "returns a class": Kind(lambda work, out: Outcome, "refused", "expected Outcome"),
     "a mapping that lies": Kind(state(Lying), "harmless"),

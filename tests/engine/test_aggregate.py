@@ -315,7 +315,9 @@ def test_what_is_not_a_rule_is_refused_with_its_place(value, reason):
 def test_a_strategy_that_does_not_average_is_refused_by_name(name):
     assert find_strategy(name).averages is (name in AVERAGING)
     if name not in AVERAGING:
-        with pytest.raises(RunError, match=rf"strategy\.{name}: the strategy does not average"):
+        with pytest.raises(
+            RunError, match=rf"strategy\.{name}: the strategy does not only average"
+        ):
             prepare(spec("{clip: 1.0}", name))
 
 
@@ -344,7 +346,7 @@ def test_rounds_that_are_too_small_for_krum_are_refused():
         ("{krum: {malicious: 0.2, keep: 9}}", r"aggregate.krum.keep: Krum would keep malicious"),
         (
             "{median: {quorum: 50}}",
-            "aggregate: no round of . clients reaches the quorum.*found 50",
+            "aggregate: a round of . clients never reaches the quorum.*found 50",
         ),
     ],
 )

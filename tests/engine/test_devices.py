@@ -176,8 +176,8 @@ def test_a_list_of_devices_is_read_and_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("engine", "said"),
     [
-        ({"device": "meta", "memory": 100.0}, "engine.memory: is bounded on the processor only"),
-        ({"device": "mps"}, r"found 'mps' \(this build of PyTorch computes nothing there\)"),
+        ({"device": "meta", "memory": 100.0}, "engine.memory: can be limited only on a CPU"),
+        ({"device": "mps"}, r"found 'mps' \(this build of PyTorch cannot compute on it\)"),
         (
             {"device": "warp"},
             "engine.device: this machine.* cannot use the device; found 'warp'",

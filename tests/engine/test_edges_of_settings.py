@@ -289,7 +289,10 @@ def test_shares_are_equal_beside_public_examples(scheme, public):
     ("metric", "said"),
     [
         ("SpearmanCorrCoef", "cannot be computed; found SpearmanCorrCoef.*a target has 2 numbers"),
-        ({"R2Score": {"multioutput": "raw_values"}}, r"is not one number; found R2Score, \(2,\)"),
+        (
+            {"R2Score": {"multioutput": "raw_values"}},
+            r"does not return one number; found R2Score, \(2,\)",
+        ),
     ],
 )
 def test_a_metric_of_one_output_is_refused_before_the_first_round(metric, said, monkeypatch):

@@ -128,7 +128,7 @@ def test_data_with_one_input_leaves_models_alone():
     own = family(traced(One))
     found, kept = matched(own, data)
     assert found.clients[0].graph is own.clients[0].graph and kept.inputs == ()
-    with pytest.raises(RunError, match=r"this data; found int64\[batch, 6\] \(plain\); "):
+    with pytest.raises(RunError, match=r"the data; found int64\[batch, 6\] \(plain\); "):
         matched(family(traced(Two)), data)
 
 
@@ -141,12 +141,12 @@ def test_data_with_one_input_leaves_models_alone():
         ),
         (
             lambda: traced(Two, words=WORDS - 1),
-            "does not know these words; found the number 10, .* at least 11 rows .*data.vocabulary",
+            "too few rows for the vocabulary; found token 10.* at least 11 rows .*data.vocabulary",
         ),
-        (lambda: traced(One, words=5), "does not know these words"),
+        (lambda: traced(One, words=5), "has too few rows for the vocabulary"),
         (
             lambda: traced(Two, dtype=torch.float32),
-            "does not take this data; .*attention_mask int64.*expected .*attention_mask float32",
+            "inputs do not fit the data; .*attention_mask int64.*expected .*attention_mask float32",
         ),
     ],
 )
@@ -158,7 +158,7 @@ def test_what_does_not_fit_is_said(graph, words):
 def test_words_of_the_test_split_have_to_be_known_too():
     data = pairs()
     larger = dataclasses.replace(data.test, inputs=data.test.inputs + 30)
-    with pytest.raises(RunError, match=f"the number {WORDS + 29}, .*attention_mask up to 1"):
+    with pytest.raises(RunError, match=f"token {WORDS + 29}, .*attention_mask up to 1"):
         matched(family(traced(Two)), dataclasses.replace(data, test=larger))
 
 
@@ -177,7 +177,7 @@ def test_a_model_that_asks_for_something_else_is_refused():
         def forward(self, input_ids, position_ids):
             return self.read(input_ids, position_ids)
 
-    with pytest.raises(RunError, match="an input that the data does not have; found position_ids"):
+    with pytest.raises(RunError, match="the data lacks an input of the model; found position_ids"):
         fitted(traced(Odd), pairs())
     data = pairs()
     with pytest.raises(

@@ -212,7 +212,7 @@ STREAMS: dict[str, tuple[Any, str]] = {
         lambda: ag.run(
             experiment(1, data={"partition": {"scheme": "iid"}}), data=streams(), progress=False
         ),
-        "partitioned by client already",
+        "already partitioned by client",
     ),
     "held out": (
         lambda: ag.run(experiment(1, validation=0.2), data=streams(), progress=False),
@@ -231,13 +231,13 @@ STREAMS: dict[str, tuple[Any, str]] = {
     ),
     "counts of classes": (
         lambda: ag.run(experiment(1, strategy={"fedproto": {}}), data=streams(), progress=False),
-        "strategy.fedproto: needs to know .* are not counted by class",
+        "strategy.fedproto: needs the number of examples per class .* unknown for streams",
     ),
     "public examples": (
         lambda: ag.run(
             experiment(1, strategy={"fedmd": {}}, public=8), data=streams(), progress=False
         ),
-        "public: examples of a stream can be neither held out .*; name a data set instead",
+        "public: examples of a stream can be neither held out .*; use another data set",
     ),
     "statistics of training examples": (
         lambda: streams().train.examples([3]), "examples of a stream cannot be indexed"

@@ -487,8 +487,7 @@ MISTAKES = (
     Wrong(
         "a beta out of range",
         local(optimiser={"Adam": {"betas": [0.9, 1.5]}}),
-        "e.yaml:7: local.optimiser: Adam is refused by PyTorch: Invalid beta parameter at "
-        "index 1: 1.5",
+        "e.yaml:7: local.optimiser: PyTorch rejects Adam: Invalid beta parameter at index 1: 1.5",
     ),
     Wrong(
         "two optimisers",
@@ -505,9 +504,9 @@ MISTAKES = (
     Wrong(
         "Muon on biases",
         local(optimiser="Muon"),
-        "e.yaml:7: local.optimiser: Muon is refused by PyTorch: Muon only supports 2D "
+        "e.yaml:7: local.optimiser: PyTorch rejects Muon: Muon only supports 2D "
         "parameters whereas we found a parameter with size: torch.Size([10]); found linear;"
-        " choose another optimiser, or freeze what it cannot train (`train_only`)",
+        " choose another optimiser, or freeze the parameters that it cannot train (`train_only`)",
     ),
     Wrong("American spelling", local(optimizer="AdamW"), "it is 'optimiser' here"),
     Wrong(
@@ -562,7 +561,7 @@ MISTAKES = (
     Wrong(
         "too few weights",
         local(lr=0.1, loss={"CrossEntropyLoss": {"weight": [1.0, 2.0]}}),
-        "e.yaml:7: local.loss: CrossEntropyLoss does not take outputs and targets of the task: "
+        "e.yaml:7: local.loss: CrossEntropyLoss does not accept outputs and targets of the task: "
         "weight tensor should be defined either for all 10 classes or no classes but got weight "
         "tensor of shape: [2]; found classification (digits)",
     ),
@@ -574,12 +573,12 @@ MISTAKES = (
     Wrong(
         "a loss of numbers",
         local(lr=0.1, loss="MSELoss"),
-        "e.yaml:7: local.loss: MSELoss does not take outputs and targets of the task",
+        "e.yaml:7: local.loss: MSELoss does not accept outputs and targets of the task",
     ),
     Wrong(
         "a loss of three tensors",
         local(lr=0.1, loss="TripletMarginLoss"),
-        "e.yaml:7: local.loss: TripletMarginLoss does not take outputs and targets of the task",
+        "e.yaml:7: local.loss: TripletMarginLoss does not accept outputs and targets of the task",
     ),
     Wrong("a kind's misspelt key", kind(learning_rate=0.1), "it is 'lr' here"),
     Wrong(
@@ -597,8 +596,8 @@ MISTAKES = (
                 "objective": "python:torch.nn.functional:cross_entropy",
             },
         },
-        "e.yaml:7: local.loss: would replace your objective; found CrossEntropyLoss; remove "
-        "one of the two",
+        "e.yaml:7: local.loss: would replace the objective of `task`; found CrossEntropyLoss; "
+        "remove `local.loss`, or the objective",
     ),
     Wrong(
         "an unknown server optimiser",
@@ -632,16 +631,16 @@ MISTAKES = (
     Wrong(
         "a server's optimiser where nothing is averaged",
         {"server": "adam", "strategy": {"standalone": {}}},
-        "e.yaml:5: strategy.standalone: has no plain mean of the clients that an optimiser "
-        "could follow; found `server`, with a strategy that merges otherwise, or not at "
-        "all; remove it, or choose a strategy that averages (fedavg, heterofl, fedrolex, …)",
+        "e.yaml:5: strategy.standalone: does not average the clients' weights, so a server "
+        "optimiser cannot be used; found `server`; remove `server`, or choose a strategy that "
+        "averages (fedavg, heterofl, …)",
     ),
     Wrong(
         "a server's optimiser where it is done otherwise",
         {"server": "adam", "strategy": {"fiarse": {}}},
-        "e.yaml:5: strategy.fiarse: has no plain mean of the clients that an optimiser "
-        "could follow; found `server`, with a strategy that merges otherwise, or not at "
-        "all; remove it, or choose a strategy that averages (fedavg, heterofl, fedrolex, …)",
+        "e.yaml:5: strategy.fiarse: does not average the clients' weights, so a server "
+        "optimiser cannot be used; found `server`; remove `server`, or choose a strategy that "
+        "averages (fedavg, heterofl, …)",
     ),
 )
 

@@ -100,7 +100,7 @@ def test_an_output_is_named_by_position_or_key(form) -> None:
     for key in keys:
         assert run(traced, task={"kind": "classification", "output": key}).sound
     with pytest.raises(
-        RunError, match=r"task\.output: .*in tests the model returns only another output"
+        RunError, match=r"task\.output: .*the model does not return this output in tests"
     ):
         run(traced, task={"kind": "classification", "output": 1 - place})
 

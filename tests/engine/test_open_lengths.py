@@ -188,5 +188,5 @@ def test_a_text_that_is_too_long_is_refused(tmp_path: Any) -> None:
     )
     names = ("ids", "mask")
     data = Dataset("long", "text", 3, (30,), split, split, ("a", "b", "c"), names)
-    with pytest.raises(RunError, match="the model does not take this data"):
+    with pytest.raises(RunError, match="the model's inputs do not fit the data"):
         run(traced(opened=True), data, tmp_path / "r")

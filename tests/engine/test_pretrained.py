@@ -109,22 +109,22 @@ def test_a_state_dict_of_torch_is_read_and_nothing_else_of_a_pickle(place: Path)
     with pytest.raises(ag.RunError, match=r"changed\.yaml:\d+: weights: .*bad\.pt: cannot be read"):
         first(place, "net.safetensors", "bad.pt")
     torch.save({"epoch": 3, "model": tensors()}, place / "nested.pt")
-    with pytest.raises(ag.RunError, match=r"nested\.pt: does not hold tensors by name"):
+    with pytest.raises(ag.RunError, match=r"nested\.pt: does not contain a state_dict"):
         first(place, "net.safetensors", "nested.pt")
 
 
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ('"head.*", ', "", r"fc\.bias: has another shape or type; found float32 \[7\]; "
-         r"expected float32 \[10\], as head\.linear\.bias of the model has it"),
+        ('"head.*", ', "", r"fc\.bias: has another shape or dtype; found float32 \[7\]; "
+         r"expected float32 \[10\], the form of head\.linear\.bias in the model"),
         (', "*.num_batches_tracked"', "", "lacks weights of the model; found none for body.bn.num"),
         (', fc: head.linear', "", "that the model does not have; found fc.bias, fc.weight"),
-        ("fc: head.linear", "body: head.linear", "holds tensors that the model does not have"),
-        ("fc: head.linear", "bc: head.linear", r"rename\.bc: fits no tensor of the file"),
+        ("fc: head.linear", "body: head.linear", "contains tensors that the model does not have"),
+        ("fc: head.linear", "bc: head.linear", r"rename\.bc: matches no tensor of the file"),
         ("fc: head.linear", 'fc: head.linear, body.bn: body.linear', "both get the name body"),
-        ('"head.*"', '"heat.*"', r"fresh: heat\.\*: fits none of the weights of the model"),
-        ("  fresh", '  unused: ["x*"]\n  fresh', "unused: x.*: fits none of the tensors"),
+        ('"head.*"', '"heat.*"', r"fresh: heat\.\*: matches none of the weights of the model"),
+        ("  fresh", '  unused: ["x*"]\n  fresh', "unused: x.*: matches none of the tensors"),
         ("net.safetensors", "other.safetensors", "file of weights does not exist; .* nothing is"),
         ("  fresh", '  sha256: "00000000"\n  fresh', "wrong checksum; found SHA-256 .*; exp"),
     ],

@@ -214,11 +214,11 @@ def test_a_part_that_follows_from_data_is_refused_while_it_is_averaged():
     made = [Contribution(0, "global", SLOTS, same, state, 1.0)]
     private, server = means(made)
     for wrong in ([made[0]._replace(unmerged=frozenset({"b"}))], [made[0]._replace(client=1)]):
-        with pytest.raises(RunError, match="adds to the mean other entries"):
+        with pytest.raises(RunError, match="contributes other values"):
             private(server, wrong)
     twice = [*made, made[0]._replace(client=1), *made]
     known, server = means(twice)
-    with pytest.raises(RunError, match="client 0: adds to the mean other"):
+    with pytest.raises(RunError, match="client 0: contributes other"):
         known(server, twice)
 
 
@@ -229,24 +229,24 @@ def test_a_part_that_follows_from_data_is_refused_while_it_is_averaged():
     ("strategy", "norm", "reason"),
     [
         ("{fedavg: {}}", "", "a weight of .*; set `weights: uniform`"),
-        ("{heterofl: {}}", "", "rows of the labels that it has.*`label_rows: false`"),
-        ("{fedfa: {weights: uniform}}", "", "sizes of its weights.*`scale: false`"),
-        ("{fedfa: {weights: uniform, scale: false, choice: zico}}", "", "asks clients before"),
+        ("{heterofl: {}}", "", "rows that its labels select.*`label_rows: false`"),
+        ("{fedfa: {weights: uniform}}", "", "norms of its weights.*`scale: false`"),
+        ("{fedfa: {weights: uniform, scale: false, choice: zico}}", "", "sends tasks before"),
         ("{fedavg: {weights: uniform}}", "batch_norm, ", "running statistics .*`norm: static`"),
         ("{nefl: {weights: uniform}}", "batch_norm, ", "running statistics"),
         (
             "{fedin: {weights: uniform, after: head.linear1, before: head.linear3}}",
             "",
-            "uses more of clients' results than it averages",
+            "uses more of clients' results than their mean",
         ),
         ("{fedadp: {}}", "", "a weight of .*; set `weights: uniform`"),
         (  # all at once
             "{heterofl: {weights: examples, norm: averaged}}",
             "batch_norm, ",
-            r"found a weight of 60 and rows of the labels that it has and running statistics \(.*; "
+            r"found a weight of 60 and rows that its labels select and running statistics \(.*; "
             "set `weights: uniform` and `label_rows: false` and `norm: static` or `norm: local`",
         ),
-        ("{standalone: {}}", "", "the strategy does not average .*found `privacy`"),
+        ("{standalone: {}}", "", "the strategy does not only average .*found `privacy`"),
     ],
 )
 def test_who_cannot_keep_the_promise_is_refused_before_the_first_round(strategy, norm, reason):
@@ -585,7 +585,7 @@ def test_a_client_may_add_nothing_else_to_any_group():
     census(state, adds(half))
     means = PrivateMeans(census, 1.0, 1.0, 0.0, torch.Generator())
     assert means(state, adds(half))[0].group("a")["w"].min() > 0
-    with pytest.raises(RunError, match="client 0: adds to the mean other entries"):
+    with pytest.raises(RunError, match="client 0: contributes other values"):
         means(state, adds(Transfer.identity(slots)))
 
 

@@ -29,7 +29,7 @@ class Poison:
 
 REFUSED = {
     "variance": (Poison("1.running_var", -1000.0), "1.running_var: negative variance; found -1000"),
-    "counter back": (Poison("1.num_batches_tracked", -7), "1.num_batches_tracked: a counter has"),
+    "counter back": (Poison("1.num_batches_tracked", -7), "1.num_batches_tracked: a counter does"),
     "counter ahead": (Poison("1.num_batches_tracked", 2**40), "1.num_batches_tracked: a counter"),
     "huge": (Poison("5.weight", 3e38), r"5.weight: too large to be averaged; found .* 3e\+38"),
     "huge statistic": (Poison("1.running_mean", -2e24), "1.running_mean: too large"),
@@ -61,7 +61,7 @@ def test_counters_advance_by_the_steps_done(net):
     for advance in (0, 1, 30):
         check_ranges(net, sent, state(net, _1_num_batches_tracked=5 + advance), 30)
     for advance, found in ((-1, "-1"), (31, r"\+31")):
-        with pytest.raises(RejectedUpdate, match=f"found {found}; expected an advance of 0 to 30"):
+        with pytest.raises(RejectedUpdate, match=f"found {found}; expected an increase of 0 to 30"):
             check_ranges(net, sent, state(net, _1_num_batches_tracked=5 + advance), 30)
 
 

@@ -330,7 +330,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "init": (None, r"Mine\.init: returned the wrong type; found None; expected ServerState"),
     "survey": ([3], r"Mine\.survey: returned the wrong type; found int; expected Task"),
     "surveyed": ({}, r"Mine\.surveyed: returned the wrong type; found dict; expected ServerState"),
-    "begin": (None, r"Mine\.begin: .*found None; expected ServerState; does every path return\?"),
+    "begin": (None, r"Mine\.begin: .*found None; expected ServerState; check that every path"),
     "send": ("task", r"Mine\.send: returned the wrong type; found str; expected Task"),
     "receive": (
         ServerState({"w": [1.0]}),  # type: ignore[dict-item]  # the mistake
@@ -361,7 +361,7 @@ def test_fields_of_what_is_returned_are_checked(experiment, mean):
         ({"values": {"a": {1j}}}, r"Task\.values\['a'\]: .*found set; expected a plain value"),
         (
             {"values": {"a": [{1: 2}]}},
-            r"Task\.values\['a'\]: .*a plain value whose keys are all text",
+            r"Task\.values\['a'\]: .*a JSON value whose keys are strings",
         ),
         ({"client": 3}, r"Mine\.send: returned a task for another client; found 3; expected 0"),
     ]:
@@ -416,7 +416,7 @@ def test_a_tested_model_of_another_shape_names_evaluated(experiment, mean):
                 yield replace(model, state={**model.state, "5.bias": torch.zeros(3)})
 
     with pytest.raises(
-        RunError, match=r"Mine\.evaluated: 5\.bias: returns a tensor of another form"
+        RunError, match=r"Mine\.evaluated: 5\.bias: returns a tensor with another shape"
     ):
         execute(experiment(Mine(), rounds=1))
 

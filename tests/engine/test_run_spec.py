@@ -234,7 +234,7 @@ def test_killed_run_resumes_to_the_same_bits(write, tmp_path, delay, strategy):
 BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"strategy": {"hetrofl": {}}}, SpecError, "did you mean 'heterofl'"),
     ({"strategy": {"heterofl": {"skaler": True}}}, SpecError, "did you mean 'scaler'"),
-    ({"sample": 6}, RunError, "sample: more clients in a round than there are; found 6"),
+    ({"sample": 6}, RunError, "sample: more clients in a round than the family has; found 6"),
     (
         {"engine": {"device": "warp"}},
         RunError,
@@ -270,7 +270,7 @@ def test_bad_input_is_explained_and_leaves_nothing_behind(
 def test_model_of_another_shape(write, tmp_path):
     file = write()
     (tmp_path / "model.yaml").write_text(MODEL.replace("[1, 8, 8]", "[3, 32, 32]"))
-    with pytest.raises(RunError, match=r"take this data; .*; expected float32\[batch, 3, 32, 32"):
+    with pytest.raises(RunError, match=r"fit the data; .*; expected float32\[batch, 3, 32, 32"):
         ag.run(file)
     (tmp_path / "model.yaml").write_text(MODEL.replace("out: 10", "out: 7"))
     with pytest.raises(RunError, match=r"does not fit classification; found \[batch, 7\]"):

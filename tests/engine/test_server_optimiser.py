@@ -288,7 +288,7 @@ def test_private_means_are_followed_too(write):
 
 def test_depthfl_corrects_means_itself(tmp_path: Path):
     spec = with_server(experiment_of("depthfl", tmp_path), "momentum")
-    with pytest.raises(ag.RunError, match=r"does not go together with `server`.*FedDyn"):
+    with pytest.raises(ag.RunError, match=r"cannot be combined with `server`.*FedDyn"):
         ag.run(spec, progress=False)
     ag.run(spec.model_copy(update={"strategy": {"depthfl": {"alpha": 0.0}}}), progress=False)
 

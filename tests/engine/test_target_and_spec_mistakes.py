@@ -72,7 +72,7 @@ TARGETS: dict[str, tuple[Any, str | None, int, str]] = {
         3,
         "experiment: family: Sequential: the model's output does not fit classification; "
         "found [batch, 3]; expected [batch, 4]: a logit for each of 4 classes (data); no "
-        "example is of class 0: if classes are counted from 1, write targets - 1",
+        "example has class 0; if classes are numbered from 1, pass targets - 1",
     ),
     "a class of -2": (
         torch.where(ONE == 2, -2, ONE),
@@ -186,9 +186,9 @@ TARGETS: dict[str, tuple[Any, str | None, int, str]] = {
         HOT,
         "classification",
         3,
-        "experiment: task: classification does not learn such targets; found targets int64 "
-        "[example, 3] (data); expected int64, one class for each example; for the class of the "
-        "largest, as in one-hot rows, targets.argmax(1); for soft labels write task: {objective: "
+        "experiment: task: classification cannot learn these targets; found targets int64 "
+        "[example, 3] (data); expected int64, one class for each example; for one-hot rows, pass "
+        "targets.argmax(1); for soft labels, write task: {objective: "
         '"python:losses:soft"}, a function of outputs and targets such as '
         "torch.nn.functional.cross_entropy",
     ),
@@ -196,16 +196,16 @@ TARGETS: dict[str, tuple[Any, str | None, int, str]] = {
         INPUTS[:, 0],
         "classification",
         3,
-        "experiment: task: classification does not learn such targets; found targets float32 "
+        "experiment: task: classification cannot learn these targets; found targets float32 "
         "[example] (data); expected int64, one class for each example; write task: regression",
     ),
     "soft labels": (
         (SEVERAL / 2).float(),
         "classification",
         3,
-        "experiment: task: classification does not learn such targets; found targets "
-        "float32 [example, 3] (data); expected int64, one class for each example; for the"
-        " class of the largest, as in one-hot rows, targets.argmax(1); for soft labels "
+        "experiment: task: classification cannot learn these targets; found targets "
+        "float32 [example, 3] (data); expected int64, one class for each example; for one-hot "
+        "rows, pass targets.argmax(1); for soft labels, "
         'write task: {objective: "python:losses:soft"}, a function of outputs and targets'
         " such as torch.nn.functional.cross_entropy",
     ),
@@ -231,8 +231,8 @@ TARGETS: dict[str, tuple[Any, str | None, int, str]] = {
         3,
         "experiment: family: Sequential: the model's output does not fit next_token; found "
         "[batch, 3]; expected [batch, 2, 3]: a logit for each of 3 classes (data); targets "
-        "[example, 2] are read as a class at each position; one class for each example is "
-        "[example], as targets[:, 0]",
+        "[example, 2] are read as a class per position; for one class per example, pass "
+        "targets[:, 0]",
     ),
     "a dictionary by item": (
         Items(lambda _: BOXES),

@@ -34,7 +34,7 @@ MISTAKES = (
         "classification",
         NUMBERS,
         3,
-        "e.yaml:5: task: classification does not learn such targets; found targets float32 "
+        "e.yaml:5: task: classification cannot learn these targets; found targets float32 "
         "[example] (made); expected int64, one class for each example; write task: regression",
     ),
     Wrong(
@@ -42,7 +42,7 @@ MISTAKES = (
         "regression",
         CLASSES,
         1,
-        "e.yaml:5: task: regression does not learn such targets; found targets int64 [example] "
+        "e.yaml:5: task: regression cannot learn these targets; found targets int64 [example] "
         "(made); expected float32, numbers; write task: classification",
         3,
     ),
@@ -132,7 +132,7 @@ MISTAKES = (
         "{kind: regression, output: prediction}",
         NUMBERS,
         1,
-        "e.yaml:5: task.output: changes nothing: each model returns a single result, also in "
+        "e.yaml:5: task.output: changes nothing: each model returns a single output, also in "
         "training; found prediction",
     ),
 )

@@ -163,12 +163,12 @@ def test_what_is_better_comes_from_the_metric():
         (
             "classification",
             {"MulticlassF1Score": {"average": "none"}},
-            "is not one number; found MulticlassF1Score, (4,); choose an",
+            "does not return one number; found MulticlassF1Score, (4,); choose an",
         ),
         (
             "segmentation",
             "MulticlassAUROC",
-            "would hold the predictions of all targets; found MulticlassAUROC",
+            "would need the predictions of all targets in memory; found MulticlassAUROC",
         ),
         ("regression", "MulticlassAUROC", "cannot be computed; found MulticlassAUROC: "),
         ("regression", "accuracy", "is not a metric of regression; found accuracy; expected mse,"),

@@ -137,7 +137,8 @@ def test_label_counts_are_reported_where_the_node_agrees(app, tmp_path, capsys):
 def test_a_strategy_that_reads_label_counts_says_so(app, tmp_path):
     file = app("heterofl")
     with pytest.raises(
-        RunError, match=r"client 0: does not report its examples .* which heterofl reads"
+        RunError,
+        match=r"client 0: does not report its examples .* expected these numbers for heterofl",
     ):
         serve(nodes(file, labels=False), file, {"out": str(tmp_path / "run")})
 

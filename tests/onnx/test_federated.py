@@ -80,7 +80,7 @@ def test_a_file_for_one_example_is_opened_in_a_family(tmp_path: Path):
         "digits.onnx", "net.onnx"
     )
     (tmp_path / "run.yaml").write_text(text)
-    with pytest.raises(ag.RunError, match=r"for one batch size.*\{onnx: FILE, sizes"):
+    with pytest.raises(ag.RunError, match=r"fixed batch size.*\{onnx: FILE, sizes"):
         ag.run(tmp_path / "run.yaml", out=tmp_path / "out")
     opened = text.replace("net.onnx", "{onnx: net.onnx, sizes: {batch: open}}")
     (tmp_path / "run.yaml").write_text(opened)

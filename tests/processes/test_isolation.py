@@ -119,7 +119,7 @@ SPOILT: dict[str, tuple[Callable[[Outcome], Outcome], str]] = {
     ),
     "metric without a name": (
         lambda o: replace(o, metrics={1: 0.5}),  # type: ignore[dict-item]  # wrong
-        "Outcome.metrics: a name in it: returned the wrong type; found int; expected text",
+        "Outcome.metrics: a key: returned the wrong type; found int; expected text",
     ),
     "metric of another name": (
         lambda o: replace(o, metrics={"client": 9.0}),
@@ -216,7 +216,7 @@ def test_rounds_without_an_accepted_update_end_the_run(experiment, mean):
     assert lasted(3, 6) == 7
     message = (
         r"round 5: no update was accepted in 3 rounds in a row; "
-        r"found client 0: 5\.weight: not finite.*`patience:` is the allowed number"
+        r"found client 0: 5\.weight: not finite.*`patience:` sets the allowed number"
     )
     with pytest.raises(RunError, match=message):
         lasted(1, 2, 6)

@@ -92,7 +92,7 @@ def test_every_strategy_has_a_row_with_its_facts():
     assert extras == {"matched": EXTRAS["scipy"], "recipfl": EXTRAS["torch_geometric"]}
     assert "the extra `hypernet`" in rows["recipfl"][3]
     help_ = str(topic("fedin"))
-    assert "Clients: shallower clients (`shorten`, `skip`); a network in parts" in help_
+    assert "Clients: shallower clients (`shorten`, `skip`); networks with common" in help_
     assert "Requires: nothing else." in help_
 
 

@@ -203,6 +203,6 @@ def test_a_mean_is_weighted_by_what_a_function_of_a_result_returns(lab) -> None:
 def test_what_is_not_a_weight_is_refused(weights: object) -> None:
     result = Result(client=3, state={}, examples=10)
     with pytest.raises(
-        ag.RunError, match=r"client 3: is not a weight of a mean; found .*; expected"
+        ag.RunError, match=r"client 3: is not a valid weight for an average; found .*; expected"
     ):
         result.weight(weights)  # type: ignore[arg-type]

@@ -55,7 +55,7 @@ def test_the_published_code_divides_by_the_width_rate_in_training(lab, tiers):
     for strategy, graph in ((plain, narrow), (code, ag.add_scaler(narrow, 0.5).graph)):
         tasks = [strategy.send(world, strategy.init(world), client, 1) for client in (0, 1)]
         assert [task.graph for task in tasks] == [graph, lab.graph]
-    with pytest.raises(ag.RunError, match="statistics of scaled activations"):
+    with pytest.raises(ag.RunError, match="running statistics of scaled activations"):
         configure("fedrolex", {"preset": "official_code", "norm": "averaged"}).init(world)
 
 

@@ -439,7 +439,7 @@ def test_public_examples_belong_to_no_client():
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({}, "public: fedmd learns from examples that every client has.*public: 200"),
+        ({}, "public: fedmd needs public examples, which every client has.*public: 200"),
         ({"public": 60}, "public: leaves no examples to train on"),
         (
             {"public": {"dataset": "digits", "limit": 5}, "strategy": {"fedavg": {}}},
@@ -461,7 +461,7 @@ def test_what_does_not_fit_is_refused_before_the_first_round(changes, words):
 
 def test_public_examples_have_the_form_of_the_clients(data_root):
     spec = {**BASE, "public": {"dataset": "sick"}}
-    with pytest.raises(ag.ArchGraphError, match=r"another form.*text.*image"):
+    with pytest.raises(ag.ArchGraphError, match=r"different forms.*text.*image"):
         ag.run(spec, progress=False, data_root=str(data_root))
 
 
@@ -489,7 +489,7 @@ def test_a_public_set_of_another_form_is_refused():
     }
     data = torch.rand(20, 1, 6, 6), torch.arange(20) % 2
     spec = {**BASE, "family": {"clients": [{"name": "all", "model": model}]}, "data": {}}
-    with pytest.raises(ag.RunError, match=r"another form.*\[1, 8, 8\].*\[1, 6, 6\]"):
+    with pytest.raises(ag.RunError, match=r"different forms.*\[1, 8, 8\].*\[1, 6, 6\]"):
         prepare({**spec, "public": {"dataset": "digits"}}, data=(data, data))
 
 
