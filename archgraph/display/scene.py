@@ -182,14 +182,20 @@ def scene(
 
 
 def blocks_of(sections: Sections, parts: Pieces) -> list[tuple[str, list[tuple[str, list[str]]]]]:
-    """Return the sections with the operators of their blocks, without empty blocks."""
+    """Return the sections with the operators of their blocks, without empty blocks.
+
+    A section that is named after its first block gets the name of its first and last block.
+    """
     inside: dict[int, list[str]] = {}
     for name, host in parts.host.items():
         if host in parts.owner and name not in parts.masks:
             inside.setdefault(parts.owner[host], []).append(name)
     numbers = itertools.count()
     return [
-        (section, [(name, nodes) for name, _ in blocks if (nodes := inside.get(next(numbers)))])
+        (
+            between(section, blocks[-1][0]) if section == blocks[0][0] else section,
+            [(name, nodes) for name, _ in blocks if (nodes := inside.get(next(numbers)))],
+        )
         for section, blocks in sections
     ]
 

@@ -43,7 +43,7 @@ class Overlay:
 def by_part(parts: Anatomy, of: Callable[[Sequence[str]], Json]) -> dict[str, Json]:
     """Evaluate a function for each operator and each part of a graph, and return columns."""
     # The page can add up the figures of operators, but means cannot be added.
-    sections = [[n for _, nodes in blocks for n in nodes] for _, _, blocks in parts.sections]
+    sections = [[n for _, nodes in blocks for n in nodes] for _, blocks in parts.sections]
     return {
         "whole": of(parts.operators),
         "sections": [of(nodes) for nodes in sections],

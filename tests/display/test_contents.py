@@ -15,8 +15,8 @@ from archgraph import load
 from archgraph.analysis.structure import structure
 from archgraph.capture.trace import trace
 from archgraph.display.contents import Contents, names_of, repeats
-from archgraph.display.pieces import Detail
-from archgraph.display.scene import Scene, scene
+from archgraph.display.pieces import Detail, pieces
+from archgraph.display.scene import Scene, blocks_of, scene
 from archgraph.federation.family import resolve
 from archgraph.graph.ir import BATCH, ArchGraph, Leaf, Node, Param, Ref, TensorType, Value
 from archgraph.language import load_family
@@ -156,6 +156,36 @@ def test_sections_of_models(name: str, per_section: bool, expected: dict[str, li
     picture = scene(graph, sections_of(graph), detail="section", per_section=per_section)
     assert expected.items() <= words(picture).items()
     assert not picture.groups or not per_section
+
+
+@pytest.mark.parametrize(
+    ("name", "section", "fold", "block"),
+    [
+        # A fold has the words of one repetition: its number stands beside them.
+        ("digits_vit", "2 × (attention, 4 heads of 8 · feed-forward of 64)",
+         "attention, 4 heads of 8 · feed-forward of 64", "feed-forward of 64"),
+        ("resnet18", "2 residual blocks of conv2d 3×3 · 3×3",
+         "residual block of conv2d 3×3 · 3×3", "residual block of conv2d 3×3 · 3×3"),
+    ],
+)  # fmt: skip
+def test_parts_of_a_page_say_what_they_hold(name: str, section: str, fold: str, block: str):
+    page: Any = described(anatomy(load(SPECS / "models" / f"{name}.yaml")))
+    assert section in [" ".join(words) for _, _, words in page["sections"]]
+    assert fold in [" ".join(row[-1]) for row in page["folds"]]
+    assert any(" ".join(row[-1]).endswith(block) for row in page["blocks"])
+    assert all(len(line) <= 40 for row in page["sections"] for line in row[-1])
+
+
+def test_a_section_is_not_named_after_its_first_block_alone():
+    graph = trace(nn.Sequential(*(nn.Linear(8, 8) for _ in range(3))), torch.zeros(2, 8)).graph
+    blocks = [(f"mix4{letter}", [n.name]) for letter, n in zip("abc", graph.nodes[1:], strict=True)]
+    sections = [("mix4a", blocks[:2]), ("mix4c", blocks[2:])]
+    assert [title for title, _ in blocks_of(sections, pieces(graph, sections, "block"))] == [
+        "mix4a–b",
+        "mix4c",
+    ]
+    picture = scene(graph, sections, detail="section", per_section=True)
+    assert words(picture).keys() == {"mix4a–b", "mix4c"}
 
 
 @pytest.mark.parametrize("detail", ["section", "block", "node"])

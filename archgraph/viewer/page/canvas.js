@@ -342,8 +342,8 @@ class Canvas {
     if (badge) badge.textContent = gone && gone < 1 ? `${Math.round(item.times * (1 - gone))} of ${item.times}` : `×${item.times}`;
     const many = this.model.blocksOf(item).length;
     if (item.kind === "section" && item.fold < 0 && many > 1 && !layout.inside) {
-      const [, count] = frame.filter((/** @type {any} */ part) => part.matches("text"));
-      count.textContent = gone && gone < 1 ? `${Math.round(many * (1 - gone))} of ${many} blocks` : `${many} blocks`;
+      const last = frame.findLast((/** @type {any} */ part) => part.matches("text"));
+      last.textContent = gone && gone < 1 ? `${Math.round(many * (1 - gone))} of ${many} blocks` : layout.lines[layout.lines.length - 1][0];
     }
   }
 
