@@ -88,12 +88,16 @@ class Contents:
             lines[WORDS - 2 : -1] = [f"… {runs[-1][0] - runs[WORDS - 2][0]} more blocks …"]
         # Several layers of one kind: name the kind once.
         alike = r"(\w+ )\d+×[\d×]+(?:(?: · | \| )\1\d+×[\d×]+)+"
-        shortened = (re.sub(alike, lambda m: m[1] + m[0].replace(m[1], ""), line) for line in lines)
-        return tuple(map(LabelLine, shortened))
+        return tuple(
+            LabelLine(re.sub(alike, lambda m: m[1] + m[0].replace(m[1], ""), line))
+            for line in lines
+        )
 
     def content(self, nodes: Sequence[str]) -> Content:
         """Describe one block."""
         match self.path(nodes):
+            case None if len(inner := self.inner(nodes)) < len(nodes):
+                return self.content(inner)  # without keys and values of another sequence
             case None:  # branches that share layers: list the layers, in no order
                 counts = Counter(self.text((name,)) for name in nodes if self.is_layer(name))
                 return Content(", ".join(f"{times} × {text}" for text, times in counts.items()))
@@ -107,6 +111,11 @@ class Contents:
                 return Content(self.text(paths, " | "))
             case path:
                 return Content(self.text(path))
+
+    def inner(self, nodes: Sequence[str]) -> list[str]:
+        """Return the operators of a block that do not only read values of earlier blocks."""
+        near = self.entries.union(nodes)
+        return [n for n in nodes if not self.feeds[n] or not near.isdisjoint(self.feeds[n])]
 
     def path(self, nodes: Sequence[str]) -> LayerPath | None:
         """Return the layers of a block in order; None if its branches share layers.
@@ -179,7 +188,7 @@ class Contents:
         layers = [self.graph.node[name] for name in names_of(body)]
         attending = [node for node in layers if attends(self.graph, node)]
         families = {node_family(self.graph, node) for node in layers} - {"attention"}
-        if shortcut or families - {"linear"} or len(attending) > 1:
+        if shortcut or families - {"linear", "embedding"} or len(attending) > 1:
             return ""
         if attending:
             return operator_label(self.graph, attending[0]).text

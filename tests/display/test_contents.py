@@ -236,6 +236,34 @@ def test_only_a_residual_block_without_a_layer_in_its_shortcut_is_a_network(
     assert [line.text for line in Contents(graph, feeds).lines([list(feeds)])] == [text]
 
 
+class Decoder(nn.Module):
+    """Attention to itself with a learned bias, attention to another sequence, and two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(8))
+        self.memory, self.bias = nn.Linear(8, 8), nn.Embedding(5, 5)
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        attend = nn.functional.scaled_dot_product_attention
+        q, k, v, out, query, key, value, last = self.layers
+        other, bias = self.memory(other), self.bias(torch.arange(5))
+        x = x + out(attend(q(x), k(x), v(x), attn_mask=bias))
+        x = x + last(attend(query(x), key(other), value(other)))
+        return x + self.down(self.up(x).relu())
+
+
+def test_keys_and_values_of_another_sequence_and_a_learned_bias_belong_to_attention():
+    graph = trace(Decoder(), torch.zeros(2, 5, 8), torch.zeros(2, 5, 8)).graph
+    feeds = {node.name: tuple(node.uses()) for node in graph.nodes[2:]}
+    (memory,) = [name for name, used in feeds.items() if used == ("other",)]
+    contents = Contents(graph, feeds)
+    contents.entries = {"x"}
+    (line,) = contents.lines([[name for name in feeds if name != memory]])
+    assert line.text == "attention, width 8 · attention, width 8 · feed-forward of 16"
+
+
 def test_of_many_unlike_blocks_the_first_and_the_last_are_listed():
     layers = nn.Sequential(*(nn.Linear(size, size + 1) for size in range(8, 15)))
     graph = trace(layers, torch.zeros(2, 8)).graph

@@ -122,7 +122,8 @@ class Canvas {
 
   /** What an item is called, open and closed. */
   title(/** @type {Item} */ item) {
-    return item.kind === "box" && item.lines.length ? item.lines[0][0] : item.name;
+    const [line] = item.lines.find(([, strong]) => strong) || item.lines[0] || [item.name];
+    return item.kind === "box" ? line : item.name;
   }
 
   opened(/** @type {Item} */ item) {
