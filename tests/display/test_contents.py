@@ -184,6 +184,8 @@ def test_a_section_is_not_named_after_its_first_block_alone():
         "mix4a–b",
         "mix4c",
     ]
+    unlike = [("mix4a", [blocks[0], ("head", blocks[1][1])]), sections[1]]
+    assert blocks_of(unlike, pieces(graph, unlike, "block"))[0][0] == "mix4a"
     picture = scene(graph, sections, detail="section", per_section=True)
     assert words(picture).keys() == {"mix4a–b", "mix4c"}
 
