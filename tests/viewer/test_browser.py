@@ -740,7 +740,7 @@ class Dense(nn.Module):
 def test_a_fold_of_unlike_widths_shows_the_shapes_of_its_first_block(opened):
     page = opened(trace(Dense(), torch.zeros(2, 6)).graph)
     data = page.evaluate("archgraph.data.graphs[0]")
-    assert [fold[2:] for fold in data["folds"]] == [[4, "layers.0–3", 1]]
+    assert [fold[2:5] for fold in data["folds"]] == [[4, "layers.0–3", 1]]
     for _ in range(4):
         page.click("#more")
     fold = page.locator("g.item:has(> text.times)")
