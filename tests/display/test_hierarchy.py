@@ -130,7 +130,7 @@ class Biased(nn.Module):
         return nn.functional.scaled_dot_product_attention(self.inner(x), x, x, attn_mask=bias)
 
 
-def test_a_bias_that_is_learned_is_no_mask_but_part_of_a_block():
+def test_a_learned_bias_is_part_of_a_block_and_not_a_mask():
     inputs = torch.zeros(1, 5, 8), torch.zeros(5, 5)
     masks = [masks_of(trace(Biased(learned), *inputs).graph) for learned in (False, True)]
     assert set(masks[0]) == {"mul", "exp"} and not masks[1]
