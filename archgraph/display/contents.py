@@ -94,10 +94,12 @@ class Contents:
         )
 
     def content(self, nodes: Sequence[str]) -> Content:
-        """Describe one block."""
+        """Describe one block; where branches share layers, without layers of earlier values alone."""
+        near = self.entries.union(nodes)
+        inner = [n for n in nodes if not self.feeds[n] or not near.isdisjoint(self.feeds[n])]
         match self.path(nodes):
-            case None if len(inner := self.inner(nodes)) < len(nodes):
-                return self.content(inner)  # without keys and values of another sequence
+            case None if len(inner) < len(nodes):  # keys and values of another sequence
+                return self.content(inner)
             case None:  # branches that share layers: list the layers, in no order
                 counts = Counter(self.text((name,)) for name in nodes if self.is_layer(name))
                 return Content(", ".join(f"{times} × {text}" for text, times in counts.items()))
@@ -111,11 +113,6 @@ class Contents:
                 return Content(self.text(paths, " | "))
             case path:
                 return Content(self.text(path))
-
-    def inner(self, nodes: Sequence[str]) -> list[str]:
-        """Return the operators of a block that do not only read values of earlier blocks."""
-        near = self.entries.union(nodes)
-        return [n for n in nodes if not self.feeds[n] or not near.isdisjoint(self.feeds[n])]
 
     def path(self, nodes: Sequence[str]) -> LayerPath | None:
         """Return the layers of a block in order; None if its branches share layers.
@@ -197,8 +194,13 @@ class Contents:
 
 def names_of(path: LayerPath) -> list[str]:
     """Return the layers of a path, branch by branch."""
-    below = ([i] if isinstance(i, str) else names_of((*itertools.chain(*i.paths),)) for i in path)
-    return list(itertools.chain(*below))
+    return [
+        name
+        for item in path
+        for name in (
+            [item] if isinstance(item, str) else names_of((*itertools.chain(*item.paths),))
+        )
+    ]
 
 
 def _branches(path: LayerPath) -> Sequence[LayerPath]:
