@@ -94,9 +94,12 @@ class Contents:
         )
 
     def content(self, nodes: Sequence[str]) -> Content:
-        """Describe one block; where branches share layers, without layers of earlier values alone."""
-        near = self.entries.union(nodes)
-        inner = [n for n in nodes if not self.feeds[n] or not near.isdisjoint(self.feeds[n])]
+        """Describe one block; without layers of other values where its branches share layers."""
+        inner = [
+            name
+            for name in nodes
+            if not (used := self.feeds[name]) or not self.entries.union(nodes).isdisjoint(used)
+        ]
         match self.path(nodes):
             case None if len(inner) < len(nodes):  # keys and values of another sequence
                 return self.content(inner)
