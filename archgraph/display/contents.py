@@ -88,12 +88,21 @@ class Contents:
             lines[WORDS - 2 : -1] = [f"… {runs[-1][0] - runs[WORDS - 2][0]} more blocks …"]
         # Name the kind of consecutive layers of the same kind only once.
         alike = r"(\w+ )\d+×[\d×]+(?:(?: · | \| )\1\d+×[\d×]+)+"
-        shortened = (re.sub(alike, lambda m: m[1] + m[0].replace(m[1], ""), line) for line in lines)
-        return tuple(map(LabelLine, shortened))
+        return tuple(
+            LabelLine(re.sub(alike, lambda m: m[1] + m[0].replace(m[1], ""), line))
+            for line in lines
+        )
 
     def content(self, nodes: Sequence[str]) -> Content:
-        """Describe one block."""
+        """Describe one block; without layers of other values where its branches share layers."""
+        inner = [
+            name
+            for name in nodes
+            if not (used := self.feeds[name]) or not self.entries.union(nodes).isdisjoint(used)
+        ]
         match self.path(nodes):
+            case None if len(inner) < len(nodes):  # keys and values of another sequence
+                return self.content(inner)
             case None:  # If branches share layers, list the layers without an order.
                 counts = Counter(self.text((name,)) for name in nodes if self.is_layer(name))
                 return Content(", ".join(f"{times} × {text}" for text, times in counts.items()))
@@ -180,7 +189,7 @@ class Contents:
         layers = [self.graph.node[name] for name in names_of(body)]
         attending = [node for node in layers if attends(self.graph, node)]
         families = {node_family(self.graph, node) for node in layers} - {"attention"}
-        if shortcut or families - {"linear"} or len(attending) > 1:
+        if shortcut or families - {"linear", "embedding"} or len(attending) > 1:
             return ""
         if attending:
             return operator_label(self.graph, attending[0]).text
@@ -189,8 +198,13 @@ class Contents:
 
 def names_of(path: LayerPath) -> list[str]:
     """Return the layers of a path, branch by branch."""
-    below = ([i] if isinstance(i, str) else names_of((*itertools.chain(*i.paths),)) for i in path)
-    return list(itertools.chain(*below))
+    return [
+        name
+        for item in path
+        for name in (
+            [item] if isinstance(item, str) else names_of((*itertools.chain(*item.paths),))
+        )
+    ]
 
 
 def _branches(path: LayerPath) -> Sequence[LayerPath]:

@@ -55,14 +55,16 @@ class Fold:
 
 
 def between(first: str, last: str) -> str:
-    """Merge two texts that differ in a single number.
+    """Merge two texts that differ in a single number, or in the letter after their last number.
 
     >>> between("layer.0", "layer.11"), between("conv → 8", "conv → 8"), between("a.0", "b.1")
     ('layer.0–11', 'conv → 8', 'a.0 – b.1')
+    >>> between("inception4a", "inception4e")
+    'inception4a–e'
     """
     if first == last:
         return first
-    a, b = (re.split(r"(\d+)", text) for text in (first, last))  # numbers have odd indices
+    a, b = (re.split(r"(\d+|(?<=\d)[a-z]$)", t) for t in (first, last))  # numbers at odd positions
     apart = [i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y]
     if len(a) == len(b) and len(apart) == 1 and apart[0] % 2:
         a[apart[0]] += f"–{b[apart[0]]}"

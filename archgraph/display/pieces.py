@@ -168,14 +168,21 @@ def feeds_of(graph: ArchGraph, visible: Sequence[str]) -> dict[str, tuple[str, .
 
 
 def masks_of(graph: ArchGraph) -> dict[str, str]:
-    """Return a dict from operators without parameters that only compute a mask to this mask."""
+    """Return a dict from each operator that only computes a mask to that mask.
+
+    Values that depend on a parameter, such as a learned position bias, are no masks: they belong to
+    the block that computes them.
+    """
     ends = set(graph.output_refs())
+    learned = reachable(
+        [n for k, users in graph.leaf_users.items() if is_parameter(graph, k) for n in users],
+        graph.users.__getitem__,
+    )
     masks: dict[str, str] = {}
     # Backwards: whether a node leads only to a mask depends on its users.
     for node in reversed(graph.nodes):
         users = graph.users[node.name]
-        learned = any(is_parameter(graph, leaf) for leaf in node.leaves())
-        if node.op == "input" or learned or node.name in ends or not users:
+        if node.op == "input" or node.name in learned | ends or not users:
             continue
         # Operators that only use it as the mask of attention.
         masked = [

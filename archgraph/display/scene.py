@@ -183,14 +183,23 @@ def scene(
 
 
 def blocks_of(sections: Sections, parts: Pieces) -> list[tuple[str, list[tuple[str, list[str]]]]]:
-    """Return the sections with the operators of their blocks, without empty blocks."""
+    """Return the sections with the operators of their blocks, without empty blocks.
+
+    A section that is named after its first block gets the names of its first and last block if
+    they differ in a number: `inception4a–e`.
+    """
     inside: dict[int, list[str]] = {}
     for name, host in parts.host.items():
         if host in parts.owner and name not in parts.masks:
             inside.setdefault(parts.owner[host], []).append(name)
     numbers = itertools.count()
     return [
-        (section, [(name, nodes) for name, _ in blocks if (nodes := inside.get(next(numbers)))])
+        (
+            section
+            if section != blocks[0][0] or " – " in (run := between(section, blocks[-1][0]))
+            else run,
+            [(name, nodes) for name, _ in blocks if (nodes := inside.get(next(numbers)))],
+        )
         for section, blocks in sections
     ]
 

@@ -11,11 +11,12 @@ from dataclasses import asdict, dataclass
 from archgraph.analysis.cost import cost
 from archgraph.analysis.structure import structure
 from archgraph.display.collect import graph_facts
+from archgraph.display.contents import Contents
 from archgraph.display.cover import Cover
+from archgraph.display.dot import wrapped_lines
 from archgraph.display.hierarchy import Fold, folds
 from archgraph.display.labels import LabelLine, node_family, operator_label, shape_label
 from archgraph.display.pieces import pieces
-from archgraph.display.pricing import Saving
 from archgraph.display.scene import Box, Scene, blocks_of, scene
 from archgraph.graph.ir import ArchGraph, Leaf, Node, Ref, show, walk
 from archgraph.graph.sizes import counted_at
@@ -32,22 +33,24 @@ class Anatomy:
     Attributes:
         graph: The architecture.
         scene: Boxes and arrows of the picture, with all repeated blocks.
-        sections: Name, kind and blocks of each section, in the order of the page. A block is its
-            name and the names of its operators.
+        sections: Name and blocks of each section, in the order of the page. A block is its name and
+            the names of its operators.
         folds: Repeated equal blocks, which the page shows once.
+        contents: Describes blocks in words.
         operators: Names of all operators: first those outside blocks, then block by block.
     """
 
     graph: ArchGraph
     scene: Scene
-    sections: tuple[tuple[str, str, tuple[tuple[str, tuple[str, ...]], ...]], ...]
+    sections: tuple[tuple[str, tuple[tuple[str, tuple[str, ...]], ...]], ...]
     folds: tuple[Fold, ...]
+    contents: Contents
     operators: tuple[str, ...]
 
     @property
     def blocks(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
         """The blocks of all sections, with their operators."""
-        return tuple(block for _, _, blocks in self.sections for block in blocks)
+        return tuple(block for _, blocks in self.sections for block in blocks)
 
 
 def anatomy(graph: ArchGraph, cover: Cover | None = None) -> Anatomy:
@@ -61,20 +64,20 @@ def anatomy(graph: ArchGraph, cover: Cover | None = None) -> Anatomy:
     framing = [(s.name, [(b.name, b.nodes) for b in s.blocks]) for s in parts]
     grouped = pieces(graph, framing, "block")
     inside = blocks_of(framing, grouped)
-    kinds = {s.name: s.kind for s in parts}
     sections = tuple(
-        (name, kinds[name], tuple((block, tuple(nodes)) for block, nodes in blocks if nodes))
+        (name, tuple((block, tuple(nodes)) for block, nodes in blocks if nodes))
         for name, blocks in inside
     )
     # Block by block, so that a block's operators are a range of numbers.
-    within = {n: None for _, _, blocks in sections for _, nodes in blocks for n in nodes}
+    within = {n: None for _, blocks in sections for _, nodes in blocks for n in nodes}
     outside = [node.name for node in graph.nodes if node.name not in within]
     return Anatomy(
         graph,
         # The script of the page merges repeated blocks itself.
         scene(graph, framing, detail="block", fold=False),
-        tuple(section for section in sections if section[2]),
+        tuple(section for section in sections if section[1]),
         folds(graph, inside, grouped.feeds, cover.parts if cover else None),
+        Contents(graph, grouped.feeds),
         (*outside, *within),
     )
 
@@ -99,7 +102,10 @@ def described(parts: Anatomy) -> dict[str, Json]:
         "leaves": [
             [p.name, p.role, list(p.shape), list(about.leaves[p.name].layout)] for p in graph.params
         ],
-        "sections": [[name, kind, len(blocks)] for name, kind, blocks in parts.sections],
+        "sections": [
+            [name, len(blocks), _words(parts, [nodes for _, nodes in blocks])]
+            for name, blocks in parts.sections
+        ],
         "blocks": _blocks(parts),
         "folds": _folds(parts),
     }
@@ -187,26 +193,32 @@ def _axes(parts: Anatomy) -> list[list[Json]]:
     block = numbered(name for name, _ in parts.blocks)
     return [
         [axis.name, axis.size, axis.role, block.get(axis.block, -1), list(axis.spans), axis.halved,
-         _saving(axis.saving), None if axis.pin is None else asdict(axis.pin)]
+         axis.saving and [axis.saving.parameters, axis.saving.macs],
+         None if axis.pin is None else asdict(axis.pin)]
         for axis in graph_facts(parts.graph).axes.values()
     ]  # fmt: skip
 
 
 def _blocks(parts: Anatomy) -> list[list[Json]]:
-    """List each block: name, kind, number of operators, why it cannot be removed, or the saving."""
+    """List each block: name, kind, number of operators, why it stays, the saving, its contents."""
     about = graph_facts(parts.graph).blocks
-    blocks = [(about[name], nodes) for name, nodes in parts.blocks]
-    return [[b.name, b.kind, len(nodes), b.reason, _saving(b.saving)] for b, nodes in blocks]
-
-
-def _saving(saving: Saving | None) -> list[int] | None:
-    return None if saving is None else [saving.parameters, saving.macs]
+    return [
+        [b.name, b.kind, len(nodes), b.reason, b.saving and [b.saving.parameters, b.saving.macs],
+         _words(parts, [nodes])]
+        for b, nodes in ((about[name], nodes) for name, nodes in parts.blocks)
+    ]  # fmt: skip
 
 
 def _folds(parts: Anatomy) -> list[list[Json]]:
-    """List each fold: first block, blocks per repetition, repetitions, name, if widths differ."""
-    block = numbered(name for name, _ in parts.blocks)
+    """List each fold: first block, blocks in it, repetitions, name, if widths differ, contents."""
+    block, nodes = numbered(name for name, _ in parts.blocks), dict(parts.blocks)
     return [
-        [block[one.blocks[0][0]], len(one.blocks[0]), one.times, one.name, int(one.growing)]
+        [block[one.blocks[0][0]], len(one.blocks[0]), one.times, one.name, int(one.growing),
+         _words(parts, [nodes[name] for name in one.blocks[0]])]
         for one in parts.folds
-    ]
+    ]  # fmt: skip
+
+
+def _words(parts: Anatomy, blocks: list[tuple[str, ...]], letters: int = 40) -> list[str]:
+    """Describe blocks in lines of at most so many letters."""
+    return [line.text for line in wrapped_lines(parts.contents.lines(blocks), letters)]

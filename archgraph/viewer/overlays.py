@@ -44,7 +44,7 @@ class Overlay:
 def by_part(parts: Anatomy, of: Callable[[Sequence[str]], Json]) -> dict[str, Json]:
     """Apply a function of operators to the whole graph, and to each section, block and operator."""
     # The page can add up costs of operators, but it cannot add up means.
-    sections = [[n for _, nodes in blocks for n in nodes] for _, _, blocks in parts.sections]
+    sections = [[n for _, nodes in blocks for n in nodes] for _, blocks in parts.sections]
     return {
         "whole": of(parts.operators),
         "sections": [of(nodes) for nodes in sections],

@@ -15,8 +15,8 @@ from archgraph import load
 from archgraph.analysis.structure import structure
 from archgraph.capture.trace import trace
 from archgraph.display.contents import Contents, names_of, repeats
-from archgraph.display.pieces import Detail
-from archgraph.display.scene import Scene, scene
+from archgraph.display.pieces import Detail, pieces
+from archgraph.display.scene import Scene, blocks_of, scene
 from archgraph.federation.family import resolve
 from archgraph.graph.ir import BATCH, ArchGraph, Leaf, Node, Param, Ref, TensorType, Value
 from archgraph.language import load_family
@@ -158,6 +158,38 @@ def test_sections_of_models(name: str, per_section: bool, expected: dict[str, li
     assert not picture.groups or not per_section
 
 
+@pytest.mark.parametrize(
+    ("name", "section", "fold", "block"),
+    [
+        # A fold has the words of one repetition: its number stands beside them.
+        ("digits_vit", "2 × (attention, 4 heads of 8 · feed-forward of 64)",
+         "attention, 4 heads of 8 · feed-forward of 64", "feed-forward of 64"),
+        ("resnet18", "2 residual blocks of conv2d 3×3 · 3×3",
+         "residual block of conv2d 3×3 · 3×3", "residual block of conv2d 3×3 · 3×3"),
+    ],
+)  # fmt: skip
+def test_parts_of_a_page_say_what_they_hold(name: str, section: str, fold: str, block: str):
+    page: Any = described(anatomy(load(SPECS / "models" / f"{name}.yaml")))
+    assert section in [" ".join(words) for _, _, words in page["sections"]]
+    assert fold in [" ".join(row[-1]) for row in page["folds"]]
+    assert any(" ".join(row[-1]).endswith(block) for row in page["blocks"])
+    assert all(len(line) <= 40 for row in page["sections"] for line in row[-1])
+
+
+def test_a_section_is_not_named_after_its_first_block_alone():
+    graph = trace(nn.Sequential(*(nn.Linear(8, 8) for _ in range(3))), torch.zeros(2, 8)).graph
+    blocks = [(f"mix4{letter}", [n.name]) for letter, n in zip("abc", graph.nodes[1:], strict=True)]
+    sections = [("mix4a", blocks[:2]), ("mix4c", blocks[2:])]
+    assert [title for title, _ in blocks_of(sections, pieces(graph, sections, "block"))] == [
+        "mix4a–b",
+        "mix4c",
+    ]
+    unlike = [("mix4a", [blocks[0], ("head", blocks[1][1])]), sections[1]]
+    assert blocks_of(unlike, pieces(graph, unlike, "block"))[0][0] == "mix4a"
+    picture = scene(graph, sections, detail="section", per_section=True)
+    assert words(picture).keys() == {"mix4a–b", "mix4c"}
+
+
 @pytest.mark.parametrize("detail", ["section", "block", "node"])
 @pytest.mark.parametrize("per_section", [False, True])
 def test_every_exit_has_a_box_and_an_arrow_of_its_own(detail: Detail, per_section: bool):
@@ -204,6 +236,34 @@ def test_only_a_residual_block_without_a_layer_in_its_shortcut_is_a_network(
     graph = trace(Residual(projected), torch.zeros(2, 8)).graph
     feeds = {node.name: tuple(node.uses()) for node in graph.nodes[1:]}
     assert [line.text for line in Contents(graph, feeds).lines([list(feeds)])] == [text]
+
+
+class Decoder(nn.Module):
+    """Attention to itself with a learned bias, attention to another sequence, and two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(8))
+        self.memory, self.bias = nn.Linear(8, 8), nn.Embedding(5, 5)
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        attend = nn.functional.scaled_dot_product_attention
+        q, k, v, out, query, key, value, last = self.layers
+        other, bias = self.memory(other), self.bias(torch.arange(5))
+        x = x + out(attend(q(x), k(x), v(x), attn_mask=bias))
+        x = x + last(attend(query(x), key(other), value(other)))
+        return x + self.down(self.up(x).relu())
+
+
+def test_keys_and_values_of_another_sequence_and_a_learned_bias_belong_to_attention():
+    graph = trace(Decoder(), torch.zeros(2, 5, 8), torch.zeros(2, 5, 8)).graph
+    feeds = {node.name: tuple(node.uses()) for node in graph.nodes[2:]}
+    (memory,) = [name for name, used in feeds.items() if used == ("other",)]
+    contents = Contents(graph, feeds)
+    contents.entries = {"x"}
+    (line,) = contents.lines([[name for name in feeds if name != memory]])
+    assert line.text == "attention, width 8 · attention, width 8 · feed-forward of 16"
 
 
 def test_of_many_unlike_blocks_the_first_and_the_last_are_listed():

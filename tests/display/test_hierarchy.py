@@ -18,7 +18,7 @@ from archgraph.capture.trace import trace
 from archgraph.display.dot import Drawing
 from archgraph.display.labels import lines_of
 from archgraph.display.picture import draw, render
-from archgraph.display.pieces import pieces
+from archgraph.display.pieces import masks_of, pieces
 from archgraph.display.scene import Scene, scene
 from archgraph.errors import RunError
 from archgraph.graph.ir import BATCH, ArchGraph, Node, Ref, TensorType, Value
@@ -115,6 +115,25 @@ def test_attention_is_one_box_that_tells_its_heads_and_masks_stand_aside(layers:
     (mask,) = [link for link in picture.links if link.mask]
     assert (mask.tail, mask.head) == ("not", box.name)
     assert "not" not in {name for group in picture.clusters() for name in group.boxes}
+
+
+class Biased(nn.Module):
+    """Attention with a bias that is computed from a parameter or an input."""
+
+    def __init__(self, learned: bool) -> None:
+        super().__init__()
+        self.inner, self.bias = nn.Linear(8, 8), nn.Parameter(torch.zeros(5, 5))
+        self.learned = learned
+
+    def forward(self, x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        bias = ((self.bias if self.learned else places) * 2).exp()
+        return nn.functional.scaled_dot_product_attention(self.inner(x), x, x, attn_mask=bias)
+
+
+def test_a_learned_bias_is_part_of_a_block_and_not_a_mask():
+    inputs = torch.zeros(1, 5, 8), torch.zeros(5, 5)
+    masks = [masks_of(trace(Biased(learned), *inputs).graph) for learned in (False, True)]
+    assert set(masks[0]) == {"mul", "exp"} and not masks[1]
 
 
 class Spelt(nn.Module):

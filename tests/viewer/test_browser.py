@@ -483,7 +483,7 @@ def test_side_by_side_marks_what_differs_and_opens_in_step(opened, family):
     marked = right.locator("g.item[data-mark='narrower']")
     assert marked.count() >= 1 and "narrower" in (marked.first.text_content() or "")
     before = right.locator("g.item").count()
-    left.locator("g.item.section", has_text="3 blocks").locator(":scope > .toggle").click()
+    left.locator("g.item.section", has_text="3 ×").locator(":scope > .toggle").click()
     assert right.locator("g.item").count() > before
     left.locator("g.item.section").first.click(position={"x": 50, "y": 5})
     assert right.locator("g.selected").count() == 1
@@ -740,7 +740,7 @@ class Dense(nn.Module):
 def test_a_fold_of_unlike_widths_shows_the_shapes_of_its_first_block(opened):
     page = opened(trace(Dense(), torch.zeros(2, 6)).graph)
     data = page.evaluate("archgraph.data.graphs[0]")
-    assert [fold[2:] for fold in data["folds"]] == [[4, "layers.0–3", 1]]
+    assert [fold[2:5] for fold in data["folds"]] == [[4, "layers.0–3", 1]]
     for _ in range(4):
         page.click("#more")
     fold = page.locator("g.item:has(> text.times)")
@@ -967,10 +967,8 @@ def test_parts_say_what_the_submodel_has_of_them(opened, family):
     item(page, "s1").click()
     assert "short: 2 of 3 blocks" in text(page)
     page.select_option("#as", "client1")  # the panel follows
-    assert (
-        "3 blocks" in item(page, "s1").text_content()
-        and " of 3" not in item(page, "s1").text_content()
-    )
+    assert "3 × (attention" in item(page, "s1").text_content()
+    assert " of 3 blocks" not in item(page, "s1").text_content()
     assert "2 of 3 blocks" not in text(page)
     item(page, "s0").click()
     assert "8 positions, channels\n4 of them in narrow" in text(page)

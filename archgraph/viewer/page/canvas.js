@@ -122,7 +122,8 @@ class Canvas {
 
   /** What an item is called, open and closed. */
   title(/** @type {Item} */ item) {
-    return item.kind === "box" && item.lines.length ? item.lines[0][0] : item.name;
+    const [line] = item.lines.find(([, strong]) => strong) || item.lines[0] || [item.name];
+    return item.kind === "box" ? line : item.name;
   }
 
   opened(/** @type {Item} */ item) {
@@ -342,8 +343,8 @@ class Canvas {
     if (badge) badge.textContent = gone && gone < 1 ? `${Math.round(item.times * (1 - gone))} of ${item.times}` : `×${item.times}`;
     const many = this.model.blocksOf(item).length;
     if (item.kind === "section" && item.fold < 0 && many > 1 && !layout.inside) {
-      const [, count] = frame.filter((/** @type {any} */ part) => part.matches("text"));
-      count.textContent = gone && gone < 1 ? `${Math.round(many * (1 - gone))} of ${many} blocks` : `${many} blocks`;
+      const last = frame.findLast((/** @type {any} */ part) => part.matches("text"));
+      last.textContent = gone && gone < 1 ? `${Math.round(many * (1 - gone))} of ${many} blocks` : layout.lines[layout.lines.length - 1][0];
     }
   }
 

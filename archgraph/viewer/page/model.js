@@ -34,6 +34,9 @@ function unstepped(/** @type {number[]} */ column, /** @type {number[][]} */ lis
   });
 }
 
+/** Lines that are not strong. @returns {Array<[string, number]>} */
+const plain = (/** @type {string[]} */ words) => words.map((text) => [text, 0]);
+
 /** One graph of the page: its data with every list decoded, and its tree. */
 class Model {
   constructor(/** @type {any} */ data, /** @type {number} */ index) {
@@ -82,7 +85,7 @@ class Model {
     let first = 0;
     this.sectionStart = sections.map((/** @type {any} */ section, /** @type {number} */ i) => {
       const at = first;
-      first += section[2];
+      first += section[1];
       for (let b = at; b < first; b++) this.sectionOf[b] = i;
       return at;
     });
@@ -129,18 +132,17 @@ class Model {
 
   /** A section; one that holds a single block or fold stands for it. @returns {Item} */
   section(/** @type {number} */ i) {
-    const [name, , many] = this.data.sections[i];
+    const [name, many, words] = this.data.sections[i];
     const start = this.sectionStart[i];
     const parts = this.parts(start, start + many);
     const boxes = parts.flatMap((part) => part.boxes).sort((a, b) => a - b);
     const only = parts.length === 1 ? parts[0] : null;
     if (only) {
       this.items.delete(only.id);
-      const lines = only.lines.length && only.kind !== "fold" ? only.lines : this.summary(name, only.operators);
-      return this.item({ ...only, id: `s${i}`, kind: "section", number: i, name, lines });
+      return this.item({ ...only, id: `s${i}`, kind: "section", number: i, name });
     }
     return this.item({ id: `s${i}`, kind: "section", number: i, name, boxes,
-      operators: parts.flatMap((p) => p.operators), lines: [[`${many} blocks`, 0]],
+      operators: parts.flatMap((p) => p.operators), lines: plain(words),
       make: () => this.ordered(this.parts(start, start + many)) });
   }
 
@@ -162,24 +164,24 @@ class Model {
 
   /** @returns {Item} */
   folded(/** @type {number} */ fold) {
-    const [first, period, times, name] = this.data.folds[fold];
+    const [first, period, times, name, , words] = this.data.folds[fold];
     const inside = Array.from({ length: period * times }, (_, i) => first + i);
     const shown = inside.slice(0, period);
     const boxesOf = (/** @type {number[]} */ bs) => bs.flatMap((b) => this.blockBoxes[b]).sort((x, y) => x - y);
     const operators = shown.flatMap((b) => this.blockOps[b]);
     return this.item({ id: `f${fold}`, kind: "fold", number: first, name, times, fold,
-      boxes: boxesOf(inside), shown: boxesOf(shown), operators, lines: this.summary(name, operators),
+      boxes: boxesOf(inside), shown: boxesOf(shown), operators, lines: plain(words),
       make: () => period > 1 ? shown.map((b) => this.block(b)) : boxesOf(shown).map((i) => this.box(i)) });
   }
 
   /** @returns {Item} */
   block(/** @type {number} */ b) {
-    const name = this.data.blocks[b][0];
+    const [name, , , , , words] = this.data.blocks[b];
     const boxes = this.blockBoxes[b];
     const operators = this.blockOps[b];
     const single = boxes.length === 1;
     return this.item({ id: `b${b}`, kind: "block", number: b, name, boxes, operators,
-      lines: single ? this.data.labels[this.data.boxes[boxes[0]][1]] : this.summary(name, operators),
+      lines: single ? this.data.labels[this.data.boxes[boxes[0]][1]] : plain(words),
       aside: boxes.every((i) => this.data.boxes[i][2]),
       make: single ? this.opsIn(boxes[0]) : () => boxes.map((i) => this.box(i)) });
   }
@@ -208,23 +210,6 @@ class Model {
       lines: [[kinds[operators.kind[o]][1], 0]], boxes: [], shown: [], operators: [o] });
   }
 
-  /** The strong words of what is inside, a few of them. @returns {Array<[string, number]>} */
-  summary(/** @type {string} */ _, /** @type {number[]} */ operators) {
-    const { boxes, labels } = this.data;
-    const seen = [...new Set(operators.map((o) => this.data.operators.box[o]))].filter((b) => b >= 0);
-    const words = seen.flatMap((b) => labels[boxes[b][1]].filter((/** @type {any} */ l) => l[1])
-      .map((/** @type {any} */ l) => l[0]));
-    if (!words.length) words.push(...seen.flatMap((b) => labels[boxes[b][1]].map((/** @type {any} */ l) => l[0])));
-    /** @type {Array<[string, number]>} */ const counted = [];
-    for (const word of words) {
-      const last = counted[counted.length - 1];
-      if (last && last[0] === word) last[1] += 1;
-      else counted.push([word, 1]);
-    }
-    const texts = counted.map(([word, n]) => n > 1 ? `${n} × ${word}` : word);
-    return (texts.length > 4 ? [...texts.slice(0, 3), `… ${texts.length - 3} more`] : texts).map((t) => [t, 0]);
-  }
-
   /** Operators of an item in every repetition. */
   every(/** @type {Item} */ item) {
     const several = item.kind === "section" || (item.fold >= 0 && item.times > 1);
@@ -244,7 +229,7 @@ class Model {
   blocksOf(/** @type {Item} */ item) {
     const { sections, folds } = this.data;
     const from = (/** @type {number} */ first, /** @type {number} */ many) => Array.from({ length: many }, (_, i) => first + i);
-    if (item.kind === "section") return from(this.sectionStart[item.number], sections[item.number][2]);
+    if (item.kind === "section") return from(this.sectionStart[item.number], sections[item.number][1]);
     if (item.fold >= 0 && item.times > 1) return from(folds[item.fold][0], folds[item.fold][1] * folds[item.fold][2]);
     if (item.kind === "block") return [item.number];
     return item.parent && item.kind !== "graph" ? this.blocksOf(item.parent).filter((b) => this.blockOps[b].includes(item.operators[0])) : [];
@@ -284,7 +269,7 @@ class Model {
   holder(/** @type {number} */ op, /** @type {string} */ until = "operator") {
     let at = this.root;
     for (;;) {
-      if (until === "block" && (at.kind === "block" || at.fold >= 0 || (at.kind === "section" && this.data.sections[at.number][2] === 1))) return at;
+      if (until === "block" && (at.kind === "block" || at.fold >= 0 || (at.kind === "section" && this.data.sections[at.number][1] === 1))) return at;
       const next = this.children(at).find((child) => this.every(child).includes(op));
       if (!next) return at;
       if (next.times > 1 && !next.operators.includes(op)) return next;
