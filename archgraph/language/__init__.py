@@ -5,10 +5,10 @@ an ``ExperimentSpec``; in the other direction, graphs and models as files.
 
 1. ``yaml`` reads a parser's events as plain data; a ``document`` knows the line of each key.
    ``kinds`` recognises the kind of a file by its top-level keys.
-2. Pydantic models check it: ``model``, ``family``, ``experiment`` and the models of their parts
-   (``data``, ``task``, ``local``, ``aggregate``, ``privacy``, ``server``, …). Classes of libraries
-   are ``named``. ``linked`` reads the files that a file names; ``mistakes`` puts pydantic's errors
-   into words.
+2. Pydantic models check the data: ``model``, ``family``, ``experiment`` and the models of their
+   parts (``data``, ``task``, ``local``, ``aggregate``, ``privacy``, ``server``, …). ``named``
+   checks and constructs classes of libraries. ``linked`` reads the files that a file names;
+   ``mistakes`` puts pydantic's errors into words.
 3. ``loading`` builds graphs. *Authored* models (blocks and sections) go through ``lowering``, which
    appends ``steps`` to a ``draft``; *flat* ones list every operator (``flat``); *python* ones are
    imported and traced (``python``). ONNX files and saved folders are read here, too.

@@ -1,7 +1,7 @@
 """Consent to run the Python code that a file names.
 
-The caller who loads the file gives it, not the file. A folder cannot be marked as trusted, because
-anyone who can write to it could then run code.
+Only the caller who loads a file can give consent; the file itself cannot. A folder cannot be marked
+as trusted, because anyone who can write to it could then run code.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def consent_given() -> bool:
 
 
 def needs_consent(name: str, base: type) -> bool:
-    """Return whether running a named object requires consent, and consent was not given.
+    """Return whether running a named object requires consent that was not given.
 
     Classes of archgraph do not need consent.
 
@@ -79,7 +79,7 @@ def needs_consent(name: str, base: type) -> bool:
 
 
 def consented(name: str, base: type, where: str) -> None:
-    """Check that the object of a name may be imported and called.
+    """Check that a named object may be imported and called.
 
     Raises:
         SpecError: If consent is required and missing.

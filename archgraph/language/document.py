@@ -113,7 +113,7 @@ class Document:
         ignore: Callable[[Json], bool] | None = None,
         hint: str | None = None,
     ) -> NoReturn:
-        """Raise the error that :func:`main_mistake` chooses from pydantic's as a ``SpecError``."""
+        """Raise a ``SpecError`` for the most informative of pydantic's errors (:func:`main_mistake`)."""
         mistake = main_mistake(error, model, self.lines, loc, ignore)
         mistake.facts["hint"] = mistake.facts.get("hint") or hint
         line = self.lines.get(mistake.other) if mistake.other else None
@@ -121,13 +121,13 @@ class Document:
         self.fail(mistake.place, message, **mistake.facts)
 
     def known(self, loc: Place, rest: Place) -> Place:
-        """Extend a place by those of the keys in `rest` that the file contains."""
+        """Extend a place by the keys of ``rest``, as far as the file contains them."""
         return known_place(self.lines, loc, rest)
 
     def sub(self, loc: Place) -> Document:
         """Return the part of the file at a place as a document.
 
-        If the file omits it, the data is None.
+        If the file does not contain the place, the data is None.
         """
         size, data = len(loc), self.data
         for key in loc:

@@ -120,7 +120,7 @@ LOCAL = "local"
 
 @functools.cache
 def installed_engines() -> Mapping[str, importlib.metadata.EntryPoint]:
-    """Return a dict from name to entry point of each installed engine, without ``local``."""
+    """Return a dict from the name of each installed engine, except ``local``, to its entry point."""
     return {entry.name: entry for entry in importlib.metadata.entry_points(group=ENGINES)}
 
 
@@ -184,7 +184,7 @@ class EngineSpec(Base):
 
     @property
     def kind_of_device(self) -> str:
-        """Type of its devices, without their numbers.
+        """Type of the devices, without device indices.
 
         Example:
             >>> EngineSpec(device=("cuda:0", "cuda:1")).kind_of_device

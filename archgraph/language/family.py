@@ -140,7 +140,7 @@ class FamilySpec(FromFile):
 
     @property
     def weights(self) -> dict[Place, dict[str, torch.Tensor]]:
-        """Dict from the place of a model that was passed in Python to its weights."""
+        """Weights of models that were passed as Python objects: dict from place to weights."""
         return self._weights
 
     def sources(self) -> Iterator[Document]:
@@ -196,5 +196,5 @@ class FamilySpec(FromFile):
 
     @property
     def owners(self) -> tuple[str, ...]:
-        """Names of the owners in the data, in the order of the clients, or empty."""
+        """Owners of the data that are assigned to the clients, in the order of the clients."""
         return tuple(name for member in self.clients for name in member.owners or ())

@@ -98,7 +98,7 @@ class Topic:
         return "\n".join(lines)
 
     def markdown(self, level: int = 3) -> str:
-        """Render for a page of the documentation, under a heading of some level."""
+        """Render the topic as Markdown, under a heading of the given level."""
         lines = [f"{'#' * level} `{self.name}`", "", self.sentence]
         if self.options:
             lines += ["", "| key | value | default | |", "|---|---|---|---|"]

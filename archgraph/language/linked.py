@@ -85,7 +85,7 @@ def read_experiment(
 
     Args:
         document: The parsed file.
-        weights: Dict from the place of a model that was passed in Python to its weights.
+        weights: Dict from place to weights, for models that were passed as Python objects.
 
     Raises:
         SpecError: If the experiment is invalid; names file, line and key.

@@ -92,7 +92,7 @@ def check_ending(path: str | os.PathLike[str]) -> None:
     """Check that a file for an architecture does not have the suffix of a weights file.
 
     Raises:
-        SpecError: If it does.
+        SpecError: If it has such a suffix.
     """
     if Path(path).suffix.lower() in WEIGHTS:
         message = "an architecture is written as YAML, without weights"
@@ -108,8 +108,8 @@ def load_graph(path: str | os.PathLike[str], choices: Choices | None = None) -> 
     """Return the architecture in a model file of any form, or in a transformers folder.
 
     Raises:
-        SpecError: If it cannot be understood, with file, line and key.
-        TraceError: If it names a Python model that cannot be captured.
+        SpecError: If the file cannot be understood; names file, line and key.
+        TraceError: If the file names a Python model that cannot be captured.
         GraphError: If a folder is not a transformers folder.
     """
     if is_transformers(Path(path)):
@@ -140,8 +140,8 @@ def load_model(
     """Return the graph of a model file, and its weights if it has any.
 
     Raises:
-        SpecError: If it cannot be understood, with file, line and key.
-        TraceError: If it names a Python model that cannot be captured.
+        SpecError: If the file cannot be understood; names file, line and key.
+        TraceError: If the file names a Python model that cannot be captured.
     """
     graph, state = _read(document, choices)
     if state is None and is_saved(Path(document.file).parent):

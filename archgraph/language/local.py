@@ -139,7 +139,7 @@ class LocalOptions(Base):
         """Check that the options of a run or of a client are consistent, and return them.
 
         Raises:
-            Mistake: If one of them would be ignored.
+            Mistake: If one of the options would be ignored.
         """
         title = None if self.optimiser is None else self.optimiser.title
         for key in _OF_SGD:
@@ -163,7 +163,7 @@ class LocalOptions(Base):
         return self.optimiser or LibraryClass("optimiser", "torch.optim.SGD", said)
 
     def written(self) -> dict[str, Json]:
-        """Return the options that are set as plain values."""
+        """Return the options that were set, as plain values."""
         return self.model_dump(mode="json", exclude_none=True)
 
     def tuning(self) -> LocalOptions:
@@ -192,12 +192,14 @@ class LocalOptions(Base):
         return self.model_copy(update={**anew, **said}).consistent()
 
     def settings_at(self, round: int, rounds: int, step: int, steps: int) -> dict[str, Json]:
-        """Return the optimiser settings (such as ``lr``) from the schedule at a step, or empty.
+        """Return the optimiser settings (such as ``lr``) that the schedule sets for a step.
+
+        Without a schedule, the dict is empty.
 
         Args:
             round: The round, counted from 1.
             rounds: Number of rounds.
-            step: The step in the round, counted from 1; ignored without `over`.
+            step: The step in the round, counted from 1. Ignored if `over` is not set.
             steps: Number of steps in the round.
         """
         if self.schedule is None:
@@ -217,7 +219,7 @@ Local = Annotated[LocalOptions, pydantic.AfterValidator(LocalOptions.consistent)
 
 
 def rounds_of(span: float, rounds: int) -> float:
-    """Return ``span`` in rounds. Below 1, it is a fraction of ``rounds``: 0.29 of 100 is 29.
+    """Return ``span`` in rounds. A value below 1 is a fraction of ``rounds``: 0.29 of 100 is 29.
 
     >>> rounds_of(0.29, 100), rounds_of(7, 100)
     (29.0, 7)

@@ -180,13 +180,13 @@ class SectionSpec(Base):
 
     @property
     def arguments(self) -> dict[str, ParamValue]:
-        """Parameters that it passes to all its blocks."""
+        """Parameters that the section passes to all its blocks."""
         width = {} if self.width is None else {"width": self.width}
         return {**width, **(self.model_extra or {})}
 
     @property
     def first_arguments(self) -> dict[str, ParamValue]:
-        """Parameters that it passes only to its first block."""
+        """Parameters that the section passes only to its first block."""
         stride = {} if self.stride is None else {"stride": self.stride}
         return {**stride, **self.first}
 

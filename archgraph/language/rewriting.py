@@ -74,7 +74,7 @@ def rewritten(
         graph: The architecture.
         rewrites: The rewrites, applied in the order of their keys.
         verify: Check that each rewrite keeps its guarantee.
-        where: Function from a key to the prefix of its errors.
+        where: Function that returns the prefix of error messages about a key.
         like: Function that returns the constructor of the model, for ``like: true``.
 
     Raises:

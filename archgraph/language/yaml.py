@@ -1,9 +1,9 @@
 """Read YAML as plain data, with the line of every key.
 
-libyaml is the parser, ten times as fast as one in Python. Only mappings, sequences and plain
-scalars are read; nothing is constructed, no tag is followed. The limits of :mod:`archgraph.limits`
-on depth and on the number of keys and values are enforced during reading. An alias counts each time
-that it is used.
+The parser is libyaml, which is ten times as fast as a parser in Python. Only mappings, sequences
+and plain scalars are read. Tags are not followed, and no objects are constructed. The limits of
+:mod:`archgraph.limits` on depth and on the number of keys and values are enforced during reading.
+An alias counts each time that it is used.
 """
 
 from __future__ import annotations

@@ -869,6 +869,24 @@ def test_colours_tell_what_operators_do(opened, net):
     assert len(legends) > 1
 
 
+class Auxiliary(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.aux, self.head = nn.Linear(4, 8), nn.Linear(8, 3), nn.Linear(8, 3)
+
+    def forward(self, x):
+        x = self.body(x).relu()
+        return {"out": self.head(x), "aux": self.aux(x)} if self.training else {"out": self.head(x)}
+
+
+def test_the_legend_explains_dashes_where_there_are_any(opened, net):
+    for graph, dashed in ((trace(Auxiliary(), torch.zeros(2, 4)).graph, 1), (net, 0)):
+        page = opened(graph)
+        page.click("#more")
+        assert bool(page.locator(".edge.quiet, .item.aside").count()) == bool(dashed)
+        assert page.locator("#key .dashed").count() == dashed
+
+
 def test_arrows_of_what_is_selected_are_coloured_and_lead_to_its_neighbours(opened, net):
     page = opened(net)
     page.click("#less")

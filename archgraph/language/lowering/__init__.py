@@ -1,4 +1,4 @@
-"""From an authored model to a graph: choices, names, steps, shortcuts, and what builds them."""
+"""Build the graph of an authored model: choices, names, steps and shortcuts."""
 
 from archgraph.language.lowering.build import lower
 from archgraph.language.lowering.choices import choose, written_choices

@@ -1,7 +1,8 @@
-"""From an authored model to a graph: blocks unfold, names are bound, steps become operators.
+"""Build the graph of an authored model (a list of sections).
 
-Sections follow one another; a block is a list of steps with its own scope, whose names are also
-looked up in the enclosing scopes; each step appends operators to one growing graph.
+Sections are built one after the other, and each step appends its operators to the same graph. A
+block is a list of steps with its own names. Names that a block does not define are looked up in the
+lists of steps that contain the block.
 """
 
 from __future__ import annotations
@@ -34,13 +35,14 @@ def lower(
     """Return the graph of an authored model.
 
     Args:
-        document: The file of the model; errors point into it.
+        document: The file of the model, for errors.
         model: The model.
-        choices: Values that replace the written ones, by ``section.key`` or parameter.
+        choices: Dict from ``section.key`` or parameter to a value that replaces the value in the
+            file.
 
     Raises:
-        SpecError: If it cannot be built, with file, line and key.
-        GraphError: If the whole graph breaks a law that a single step cannot break.
+        SpecError: If the model cannot be built; names file, line and key.
+        GraphError: If every step is valid, but the complete graph is not.
     """
     reader = StepReader(document, choose(document, model, choices or {})).resolved()
     reader.check()

@@ -1,4 +1,4 @@
-"""The values that a model leaves open: candidates, written and chosen ones."""
+"""Choices of a model: keys for which the file lists several candidate values."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from archgraph.language.model import AuthoredModel
 def choose(
     document: Document, model: AuthoredModel, choices: Mapping[str, int | str]
 ) -> AuthoredModel:
-    """Return the model with other values for its choices.
+    """Return the model with the given values for its choices.
 
     Raises:
-        SpecError: If a choice is unknown or its value not among the candidates.
+        SpecError: If a choice is unknown, or a value is not a candidate.
     """
     for key, value in choices.items():
         if key not in model.choices:
@@ -37,10 +37,11 @@ def choose(
 
 
 def written_choices(document: Document, model: AuthoredModel) -> dict[str, int]:
-    """Return the values that the model itself has for its choices.
+    """Return the values that the file sets for the choices.
 
     Raises:
-        SpecError: If a choice belongs to nothing, or lacks the written value.
+        SpecError: If a choice is neither a parameter nor a key of a section, or the value that the
+            file sets is not a candidate.
     """
     sections = {s.name: s for s in model.sections}
     written: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""Steps as written: checks before anything is built, rows, options, values."""
+"""Check the steps of a model before its graph is built, and read their options."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class BlockOptions(BlockBody, StepOptions):
 
 @dataclass(frozen=True)
 class StepReader:
-    """Reads the steps of a model; a mistake is a ``SpecError`` that points at its place.
+    """Reads the steps of a model. Errors are ``SpecError`` with file, line and key.
 
     Attributes:
         document: The file of the model.
@@ -61,10 +61,12 @@ class StepReader:
     model: AuthoredModel
 
     def resolved(self) -> StepReader:
-        """Return the reader of the model whose parameters are values: each may use those before it.
+        """Return a reader for the model with evaluated parameters.
+
+        The expression of a parameter may use the parameters before it.
 
         Raises:
-            SpecError: If one is not an expression over these; points at it.
+            SpecError: If an expression is invalid, or uses other parameters.
         """
         params: dict[str, ParamValue] = {}
         for name, value in self.model.params.items():
@@ -81,14 +83,14 @@ class StepReader:
     def parameter(
         self, value: ParamValue, params: Mapping[str, ParamValue], loc: Place
     ) -> ParamValue:
-        """Return the value of a parameter where it is defined."""
+        """Return the value of a parameter, given the values of the parameters before it."""
         if not is_expression(value):
             return value
         with self.guard(loc):
             return evaluate(str(value), params)
 
     def check(self) -> None:
-        """Check names, arguments of blocks and options of steps, used or not.
+        """Check names, arguments of blocks and options of steps, also in unused blocks.
 
         Raises:
             SpecError: For the first mistake, with file, line and key.
@@ -114,10 +116,10 @@ class StepReader:
             self._check_steps(block.after, ("blocks", name, "after"))
 
     def check_used(self) -> None:
-        """Refuse parameters of blocks that no expression has: inner blocks see them, too.
+        """Check that each parameter of a block is used by an expression anywhere in the file.
 
         Raises:
-            SpecError: For the first of them.
+            SpecError: For the first unused parameter.
         """
         used = set(names_in(json.dumps(self.document.data, default=str)))
         for name, block in self.model.blocks.items():
@@ -184,7 +186,7 @@ class StepReader:
                 self.options(row.options, step, row.main, here, None)
 
     def row(self, name: str, loc: Place) -> table.StepRow:
-        """Return the row of the table that a name means."""
+        """Return the table row of the step with a name."""
         row = table.find(name)
         # Looked up again for the reason: unknown, or refused since it writes in place.
         if row is None and name.startswith("aten."):
@@ -212,7 +214,7 @@ class StepReader:
         loc: Place,
         params: Mapping[str, ParamValue] | None,
     ) -> Read:
-        """Read a step's options; without parameters, expressions stay unchecked."""
+        """Read a step's options. If ``params`` is None, expressions are not checked."""
         inner = (*loc, step.name)
         data = {} if step.options is None else step.options
         short = not isinstance(data, dict)
@@ -251,7 +253,7 @@ class StepReader:
     def block_arguments(
         self, step: Step, loc: Place, params: Mapping[str, ParamValue] | None
     ) -> tuple[StepOptions, dict[str, ParamValue]]:
-        """Return the common options and the parameters of a step that uses a block."""
+        """Return the options of a step that uses a block, and the values of the block's parameters."""
         block = self.model.blocks[step.name]
         data = {} if step.options is None else step.options
         inner = (*loc, step.name)
@@ -279,7 +281,7 @@ class StepReader:
             return resolve_expressions(value, params)
 
     def step_name(self, step: Step, params: Mapping[str, ParamValue], loc: Place) -> str:
-        """Return the name of a step, resolved if it is a parameter (``- $activation``)."""
+        """Return the name of a step. A name may be a parameter (``- $activation``)."""
         if not is_expression(step.name):
             return step.name
         name = self.resolve(step.name, params, loc)
@@ -293,7 +295,7 @@ class StepReader:
 
     @contextlib.contextmanager
     def guard(self, loc: Place) -> Iterator[None]:
-        """Turn errors of appended operators into mistakes of the step."""
+        """Report errors that are raised in this context as errors at a place in the file."""
         try:
             yield
         except Mistake as mistake:

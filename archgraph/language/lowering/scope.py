@@ -23,11 +23,11 @@ class Scope:
     """The names in a list of steps, with their values.
 
     Attributes:
-        path: Module path.
-        values: Values by the names that ``as:`` gave.
-        params: Values of ``$name``.
-        outer: The scope around it.
-        later: Names that later steps give, here or in the scopes around.
+        path: Path of the module that contains the steps.
+        values: Dict from name (a section, an input, or set by ``as:``) to value.
+        params: Dict from the name of a parameter to its value.
+        outer: The enclosing scope, in which names are also looked up.
+        later: Names that later steps define, in this or an enclosing scope.
     """
 
     path: str
@@ -43,21 +43,21 @@ class Scope:
         return self.outer.find(name) if self.outer else None
 
     def names(self) -> Iterator[str]:
-        """Yield all names that stand for values."""
+        """Yield all names that have a value, also in enclosing scopes."""
         yield from self.values
         if self.outer:
             yield from self.outer.names()
 
     def under(self, name: str) -> str:
-        """Return the path of a module inside."""
+        """Return the path of a submodule."""
         return f"{self.path}.{name}" if self.path else name
 
 
 def lookup(document: Document, scope: Scope, steps: Sequence[Step], name: str, loc: Place) -> Ref:
-    """Return the value of a name, as a step of a list sees it.
+    """Return the value that a name has at a step in a list of steps.
 
     Raises:
-        SpecError: If it stands for nothing yet: unknown, or made later.
+        SpecError: If the name is unknown, or is defined only by a later step.
     """
     value = scope.find(name)
     if value is not None:
@@ -69,7 +69,7 @@ def lookup(document: Document, scope: Scope, steps: Sequence[Step], name: str, l
 
 
 def labels_of(steps: Sequence[Step]) -> list[str | None]:
-    """Return the labels that the steps give to their results; None for unlabelled ones."""
+    """Return the name (``as:``) of the result of each step; None for a result without a name."""
     return [
         str(s.options["as"]) if isinstance(s.options, dict) and s.options.get("as") else None
         for s in steps

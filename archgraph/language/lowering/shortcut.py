@@ -1,4 +1,7 @@
-"""A block's shortcut: its input is added to its result, projected where their shapes differ."""
+"""The shortcut of a block, which adds the block's input to its result.
+
+If the shapes differ, the input is projected.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ SHORTCUTS = ("auto", "projection", "identity", "where_equal", "none")
 def shortcut_of(
     reader: StepReader, block: BlockBody, loc: Place, scope: Scope
 ) -> ShortcutSpec | str | None:
-    """Return a block's shortcut, resolved if it is a parameter; None if it has none."""
+    """Return the kind of a block's shortcut, which may be a parameter; None without a shortcut."""
     if not isinstance(block.shortcut, str) or not is_expression(block.shortcut):
         return None if block.shortcut == "none" else block.shortcut
     kind = reader.resolve(block.shortcut, scope.params, (*loc, "shortcut"))
@@ -35,12 +38,12 @@ def shortcut_of(
 
 @dataclass(frozen=True)
 class Shortcut:
-    """The sum at the end of a block.
+    """The sum of a block's input and its result.
 
     Attributes:
-        reader: Points at mistakes.
+        reader: Reports errors with file, line and key.
         draft: The graph so far.
-        scope: Names of the block.
+        scope: Names in the block.
         loc: Place of the shortcut in the file.
         kind: The shortcut, as written in the file.
         normalised: Whether the block's steps end in a batch norm.

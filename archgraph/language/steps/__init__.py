@@ -1,8 +1,8 @@
-"""The steps of a block: one table, from which the reader, the errors, the schema and help come.
+"""The steps of a block. One table defines them for parsing, errors, JSON schema and help.
 
-A row has a step's name, its options (a pydantic model with the defaults) and how it becomes
-operators. Steps that are one operator are rows of data (:mod:`.derived`); any further ATen operator
-is written by its own name (:mod:`.raw`).
+A row contains a step's options (a pydantic model with the defaults) and a function that appends the
+step's operators. Rows of steps that consist of one ATen operator are derived from the operator's
+schema (:mod:`.derived`). Any other ATen operator can be used under its own name (:mod:`.raw`).
 """
 
 from archgraph.language.steps import derived, norms, recurrent, shapes, tokens, windows

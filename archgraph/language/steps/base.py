@@ -1,4 +1,4 @@
-"""Parts of every step: a site where it appends operators, its options, its row of the table."""
+"""Base of all steps: the table, its rows, and the context in which steps append operators."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ AxisNumber = Annotated[int, Field(ge=-8, le=8)]
 
 @dataclass(frozen=True)
 class Site:
-    """The context of a step: its graph, its module path, and the names that it sees.
+    """The context of a step: its graph, its module path, and the names that it can use.
 
     Attributes:
         draft: The graph so far.
         scope: Module path of the step.
-        lookup: The value of a name that ``as:`` gave.
+        lookup: Function that returns the value of a name (``as:``).
         normalised: Whether a batch norm is in the same list of steps.
     """
 
@@ -68,7 +68,7 @@ class Site:
         return size
 
     def largest(self, size: Size) -> int:
-        """Return the largest value of a size: that at the ends of the ranges of open ones."""
+        """Return the value of a size if every open (dynamic) size has its maximum."""
         highs = {name: open_size.high for name, open_size in self.draft.sizes.items()}
         unbounded = [name for name in sizes_in(size) if highs.get(name, math.inf) == math.inf]
         if unbounded:
@@ -78,7 +78,7 @@ class Site:
         return size_at(size, {name: int(high) for name, high in highs.items()})
 
     def within(self, name: str) -> Site:
-        """Return the same site one module deeper."""
+        """Return the context of a submodule."""
         return dataclasses.replace(self, scope=f"{self.scope}.{name}")
 
 
@@ -112,14 +112,16 @@ class StepRow:
     """One kind of step.
 
     Attributes:
-        options: Its options.
-        emit: Appends its operators and returns its result.
-        stem: Module name; the n-th of several in one list of steps gets n appended.
+        options: Pydantic model of its options.
+        emit: Function that appends its operators and returns its result.
+        stem: Module name. If a list contains several steps with this name, they are numbered:
+            ``conv1``, ``conv2``.
         main: Option that a bare value sets: ``linear: 10`` is ``linear: {out: 10}``.
         several: Whether ``from`` may name several values.
-        batch_norm: Whether convolutions in the same list need no bias.
-        axes: Meaning of its axes: ``maps``, its result is [batch, channel, size, …]; ``same``, as
-            in its first value; ``last``, it works only on the last axis.
+        batch_norm: Whether the step is a batch norm, so that convolutions in the same list need no
+            bias.
+        axes: Meaning of the result's axes. ``maps``: [batch, channel, size, …]. ``same``: as in the
+            first input. ``last``: the step works only on the last axis.
         sentence: A one-sentence description.
         example: A step of this kind, as YAML.
     """
@@ -148,10 +150,11 @@ def add_step(
     batch_norm: bool = False,
     axes: AxisMeaning = "",
 ) -> Callable[[Callable[..., Ref]], Callable[..., Ref]]:
-    """Put a step into the table: a function whose further arguments are its options.
+    """Return a decorator that adds a function to the table of steps.
 
-    It takes its site and its value, or all of its values where it may have several. A text in an
-    option's ``Annotated`` type describes it; the docstring describes the step.
+    The function receives a :class:`Site` and the step's input (with ``several``, a tuple of
+    inputs). Its further arguments are the step's options, each described by a text in its
+    ``Annotated`` type. The docstring describes the step.
     """
 
     def add(function: Callable[..., Ref]) -> Callable[..., Ref]:

@@ -1,7 +1,7 @@
-"""Steps that are one ATen operator on one value: rows of data, types and defaults from its schema.
+"""Steps that apply one ATen operator to one value.
 
-A row lists the arguments of the operator that are options, their names in a file, and the defaults
-that differ from the operator's. Everything else is read off the schema.
+A row lists the arguments of the operator that are options, their names in a file, and defaults that
+differ from the operator's. Types and other defaults come from the operator's schema.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class SchemaOption:
 
     Attributes:
         text: Description for the help.
-        argument: The operator's argument; default: that of the option's name.
-        default: Value if a file omits it. Default: the operator's.
+        argument: Name of the operator's argument. Default: the option's name.
+        default: Value if a file omits the option. Default: the operator's default.
         type: Type of the value in a file. Default: the argument's type.
     """
 
@@ -76,19 +76,19 @@ def derive(
     axes: AxisMeaning = "same",
     **options: SchemaOption,
 ) -> None:
-    """Put a step that is one operator into the table.
+    """Add a step that applies one operator to the table of steps.
 
     Args:
         name: Name of the step.
         op: The operator; its first argument is the step's input.
         sentence: A one-sentence description.
-        example: A step of this kind; default: its name.
+        example: The step as YAML. Default: its name.
         main: Option that a bare value sets.
-        stem: Module name; default: the step's.
-        fixed: Arguments that are always the same.
-        unless: Option that at 0 leaves the value as it is.
-        axes: Meaning of the axes of its result.
-        options: Its options by name.
+        stem: Module name. Default: the name of the step.
+        fixed: Arguments of the operator with fixed values.
+        unless: Name of an option. If its value is 0, the step returns its input unchanged.
+        axes: Meaning of the result's axes, as in :class:`StepRow`.
+        options: The options of the step.
     """
     known = op_schema(op).by_name
     first = next(iter(known))

@@ -1,4 +1,4 @@
-"""Any other operator: an ATen operator written by its own name."""
+"""Steps that call any other ATen operator by its own name."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class ParameterOptions(Base):
 
 
 def raw_row(op: str) -> StepRow:
-    """Return the row of an ATen operator written by its own name.
+    """Return the table row of a step that calls an ATen operator by its own name.
 
-    Its arguments are those of the schema; ``%name`` is a value that ``as:`` named, ``:float32`` a
-    dtype, ``{parameter: [64]}`` a learned tensor. Omitted tensor arguments take the step's values,
-    in order; all others their defaults.
+    The options are the operator's arguments. ``%name`` is the result of a step with ``as: name``,
+    ``:float32`` is a dtype, and ``{parameter: [64]}`` is a learned tensor. The step's inputs are
+    passed to the omitted tensor arguments, in order. Other omitted arguments have their defaults.
 
     Raises:
         GraphError: If there is no such functional operator.
@@ -86,7 +86,7 @@ def aten_names() -> list[str]:
 
 
 def find(name: str) -> StepRow | None:
-    """Return the row of a step, ATen operators included; None if it is unknown."""
+    """Return the table row of a step or an ATen operator; None if the name is unknown."""
     if name in STEPS or not name.startswith("aten."):
         return STEPS.get(name)
     try:

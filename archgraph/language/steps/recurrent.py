@@ -1,7 +1,7 @@
 """Recurrent steps: LSTM, GRU and plain layers over tokens, one operator per layer and direction.
 
-Parameters have the names of ``torch.nn.LSTM``, ``GRU`` and ``RNN``, and the operators are those
-that a capture of these modules gives.
+Parameters have the names of ``torch.nn.LSTM``, ``GRU`` and ``RNN``, and the operators are the same
+as in a trace of these modules.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Steps that rename or reorder values, and steps that join several."""
+"""Steps that reshape, select, name, add, multiply and concatenate values."""
 
 from __future__ import annotations
 

@@ -218,8 +218,10 @@ class App {
     if (overlay.named) {
       const used = new Set(this.panes.flatMap((pane) => all ? pane.model.data.kinds.map((/** @type {any} */ kind) => kind[5])
         : pane.visible().map((item) => overlay.kind?.(pane.model, item))));
+      const dashed = document.querySelector(".edge.quiet, .item.aside");
       $("key").replaceChildren(...Object.entries(overlay.named).filter(([name]) => used.has(name)).map(([name, colour]) =>
-        h("span", { class: "swatch" }, h("i", { style: `background: ${colour}` }), name)));
+        h("span", { class: "swatch" }, h("i", { style: `background: ${colour}` }), name)),
+        ...dashed ? [h("span", { class: "swatch" }, h("i", { class: "dashed" }), "mask, or only in training")] : []);
       return;
     }
     const pane = this.panes.find((one) => one.small);
