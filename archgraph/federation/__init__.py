@@ -13,7 +13,8 @@ top to bottom::
     strategy   evaluated ──▶ the models that are tested
 
 ``low_rank``, ``personal``, ``private_parts``, ``by_class``, ``norms``, ``scaler`` and ``options``
-are shared by several methods. ``learning`` has a row for each task (``objectives``, ``metrics``).
+are shared by several methods. ``learning`` defines the learning tasks, with losses
+(``objectives``) and ``metrics``.
 
 1. A strategy is a frozen dataclass, and its methods are pure functions. A :class:`ServerState`
    contains tensors and JSON values. A :class:`Program` is a frozen dataclass that can be pickled.

@@ -28,9 +28,8 @@ def scaled(graph: ArchGraph, rate: float, always: bool = False) -> ArchGraph:
 def rate_of(tier: Tier) -> float:
     """Return the width rate of a tier.
 
-    The rate is the fraction that the tier keeps of its largest narrowed dimension.
-
-    Rounding to whole channels changes the fraction of the largest dimension least.
+    The rate is the fraction that the tier keeps of its largest narrowed dimension, since rounding
+    to whole channels affects the fraction of a large dimension least.
     """
     source = {e.name: e.shape for e in tier.transfer.source}
     # The first of equally large dimensions, so that the rate does not depend on ties.

@@ -3,7 +3,7 @@
 ::
 
     round-000007/SHA256SUMS                  digest of each file below, for `sha256sum -c`
-    round-000007/server.json                 round, plain values, groups
+    round-000007/server.json                 round, JSON values, groups
     round-000007/groups/000000.safetensors   the server's tensors, a file per group
     round-000007/clients/000012.safetensors  a client's private tensors
 
@@ -75,7 +75,7 @@ class Checkpoint:
     Attributes:
         round: Number of completed rounds.
         tensors: Dict from name to tensor of the server.
-        values: Dict from name to plain value of the server.
+        values: Dict from name to JSON value of the server.
         private: Dict from client to its private state.
     """
 

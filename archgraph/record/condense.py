@@ -60,7 +60,7 @@ def _sums(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def rounded(value: Json) -> Json:
-    """Return a plain value with its numbers rounded to six significant digits."""
+    """Return a JSON value with its numbers rounded to six significant digits."""
     match value:
         case float():
             return float(f"{value:.{DIGITS}g}")
