@@ -219,7 +219,7 @@ class RoundPlan:
 
 @dataclass(eq=False)
 class Loop:
-    """The rounds of one experiment, and the state that outlives each round.
+    """Runs the rounds of one experiment, and holds the state between rounds.
 
     Attributes:
         experiment: The experiment.

@@ -7,7 +7,7 @@ top to bottom::
     world      World: clients, tiers, seed, the experiment's options for averaging
     strategy   init, survey, surveyed; each round begin, and for each client send ──▶ Task
     tasks      Program(Work) ──▶ Outcome ──▶ Result; Train is the usual program
-    strategy   examine each result; receive all of them, as a stream
+    strategy   examine each result; receive all results, one by one
     average    covered_mean, group_means of Contributions: the plain mean, robust_means or
                private_means, then server_optimiser ──▶ the next ServerState
     strategy   evaluated ──▶ the models that are tested

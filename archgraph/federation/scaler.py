@@ -53,7 +53,7 @@ def check_scaled(tier: Tier, rate: float, norm: NormName, *, where: str) -> None
         tier: The tier to check.
         rate: Its width rate.
         norm: Treatment of running statistics; with ``static`` they are recomputed before tests.
-        where: Location of the strategy's options.
+        where: Location of the strategy's options in the file, for errors.
 
     Raises:
         RunError: If the tier is scaled and has running statistics that are not recomputed.

@@ -294,6 +294,6 @@ def _settle(path: Path) -> str:
 
 
 def each(action: Callable[[Path], T], paths: Iterable[Path]) -> list[T]:
-    """Apply a function to every file, to several files at a time."""
+    """Apply a function to every file, in parallel threads, and return the results in order."""
     with ThreadPoolExecutor(AT_ONCE) as pool:
         return list(pool.map(action, paths))
