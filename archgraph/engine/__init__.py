@@ -2,9 +2,9 @@
 
 Input: an experiment (a file, a parsed file, or a dict with the same keys), and optionally data.
 
-1. Prepare (``world``): load method and data, check that they fit, and distribute the data among the
-   clients. The result is an ``Experiment``, an immutable object with graphs and weights (its
-   ``World``), data and settings.
+1. Prepare (``world``): build the models, load the data, check that they fit the method, and
+   distribute the data among the clients. The result is an ``Experiment``, an immutable object with
+   graphs and weights (its ``World``), data and settings.
 2. Run rounds (``rounds``) in sequence. In each round, the strategy sends a ``Task`` to each client.
    A worker process or another machine does the client's work (``clientwork``; the training itself
    is in :mod:`archgraph.federation.training`) and returns its outcome as a ``Result``. The strategy
@@ -21,8 +21,8 @@ Invariants of all stages:
   ``privacy: {entropy: system}``.
 - Everything is checked before it is merged: single updates in ``clientwork``, the sizes of a
   round's updates in ``rounds``, return values of strategies and programs in ``returned``.
-- ``archgraph check`` runs everything up to the first round, on shapes alone where possible, so that
-  few errors can occur later.
+- ``archgraph check`` runs everything up to the first round, with shapes instead of tensors where
+  possible. Few errors can therefore occur in a run.
 
 Names are imported on first use, because importing torch and similar libraries takes seconds.
 """

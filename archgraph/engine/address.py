@@ -41,7 +41,7 @@ class Address:
 
     @classmethod
     def of(cls, text: str | os.PathLike[str]) -> Address:
-        """Parse an address. The name of an existing file may contain a colon."""
+        """Parse an address. If the whole text is an existing path, it may contain a colon."""
         # The last colon, since a drive letter is followed by a colon, too.
         name, mark, member = os.fspath(text).rpartition(":")
         return cls(Path(name), member) if mark and not Path(text).exists() else cls(Path(text))
@@ -51,7 +51,7 @@ class Address:
 
     @property
     def is_run(self) -> bool:
-        """Whether the path is the folder of a run, not of a model."""
+        """Whether the path is a run folder: a folder without a saved model."""
         return self.path.is_dir() and not (is_saved(self.path) or is_transformers(self.path))
 
     @functools.cached_property
@@ -72,7 +72,8 @@ class Address:
         """Return the addressed architecture; for a family or run, by default the global model's.
 
         Raises:
-            ArchGraphError: If the architecture cannot be read, or the address fits several models.
+            ArchGraphError: If the architecture cannot be read, or the address does not identify a
+                model.
         """
         if self.is_run:
             from archgraph.record.folder import run_folder
@@ -97,7 +98,10 @@ class Address:
 
     @property
     def transfer(self) -> Transfer | None:
-        """The transfer from the family's global model to this model, if there is a global model."""
+        """The linear map from the global model's weights to this model's weights.
+
+        None if the address does not name a model of a family with a global model.
+        """
         if self.member is None or self.is_run or self.family is None or not self.family.has_global:
             return None
         from archgraph.states import Transfer
@@ -115,7 +119,7 @@ class Address:
         Args:
             weights: A file of weights. Default: the model's own weights, or else untrained weights.
             data_root: Folder of the data of a run. Default: the folder that the run used.
-            tested: For a run, use the running statistics with which each model is tested.
+            tested: For a run, use the running statistics with which each model was tested.
 
         Raises:
             ArchGraphError: If the file cannot be read, or the weights do not fit the model.
@@ -141,7 +145,7 @@ class Address:
     def model(
         self, weights: Path | None = None, *, data_root: Path | None = None, tested: bool = False
     ) -> WithState:
-        """Return the addressed architecture and weights. The default for a run is the global model.
+        """Return the addressed architecture and weights; for a run, by default the global model.
 
         The arguments are those of :meth:`models`.
         """
@@ -162,7 +166,7 @@ class Address:
 
 
 def weights_in(file: Path, graph: ArchGraph) -> Mapping[str, Tensor]:
-    """Read the weights of a model from a safetensors file, even if they have diverged.
+    """Read the weights of a model from a safetensors file. Weights may be infinite or NaN.
 
     Raises:
         SpecError: If the file is not a safetensors file.

@@ -47,7 +47,9 @@ def local_test(evaluator: Evaluator, state: ServerState) -> LocalTest:
 def trained_together(
     rows: Iterable[Mapping[str, Any]], learning: LearningTask
 ) -> dict[str, Mapping[str, float]]:
-    """Return ``trained`` of an evaluation: the mean metrics over accepted clients, if any.
+    """Return a dict with the mean metrics of the tested clients' models under ``trained``.
+
+    The dict is empty if no client's model was tested.
 
     Example:
         >>> from archgraph.federation import TASKS

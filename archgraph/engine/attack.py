@@ -42,9 +42,9 @@ def drawn_attackers(
         clients: All clients.
         share: Fraction of malicious clients.
         seed: Seed of the run.
-        tiers: Tier of each client. If passed, the fraction applies to each tier. Clients that
-            remain from rounding down are chosen in the tiers with the largest remainders (the first
-            if tied).
+        tiers: Tier of each client. If passed, the fraction applies to each tier. The number of
+            malicious clients per tier is rounded down. To reach the total, further clients
+            are chosen in the tiers with the largest remainders (the first if tied).
 
     >>> len(drawn_attackers(range(20), 0.2, seed=0)), drawn_attackers(range(20), 0.0, seed=0)
     (4, frozenset())
@@ -68,12 +68,12 @@ def drawn_attackers(
 
 @dataclass(frozen=True)
 class Attack:
-    """A program that runs another program and adds a backdoor to its update (Eq. 1).
+    """A program that runs an honest client's program and adds a backdoor to the update (Eq. 1).
 
-    The honest training draws the same random numbers as the program alone, so that with
-    ``intensity=0`` the update is bit-identical to the honest update. Only trainable parameters are
-    attacked: a multiple of the change of running statistics or counters could be invalid, such as a
-    negative variance, and would be rejected.
+    The honest training draws the same random numbers as in a run without the attack. With
+    ``intensity=0``, the update is therefore bit-identical to the honest update. Only trainable
+    parameters are attacked. A multiple of the change of running statistics or counters could be
+    invalid, such as a negative variance, and would be rejected.
 
     Attributes:
         program: Program of an honest client.

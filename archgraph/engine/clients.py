@@ -20,11 +20,13 @@ FILE = "clients.json"
 class ClientFacts(BaseModel):
     """A recorded client of a run: its tier, its name and its numbers of examples.
 
+    A client may train additional models, of other tiers. Each of these is recorded as a client.
+
     Attributes:
         client: Id of the client.
         tier: Name of the client's tier in the family.
-        name: Name of the client in the data; for an additional model, of the client that trains it.
-            May be empty.
+        name: Name of the client in the data; may be empty. An additional model has the name of
+            the client that trains it.
         of: For an additional model, the id of the client that trains it; None for a client.
         added: Names of private tensors of the client's model that the global model lacks.
         examples: Number of training examples.

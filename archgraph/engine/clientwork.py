@@ -1,4 +1,4 @@
-"""A client's work in a round, and all checks of its update, in any process."""
+"""Do a client's work in a round, and check its update, in any process."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Assignment(NamedTuple):
     """The input of a client's work in a round.
 
     Attributes:
-        round: Index of the round, from 1; 0 for the survey.
+        round: Index of the round, from 1; 0 for the survey before round 1.
         task: The client's task.
         private: The client's private tensors from earlier rounds.
     """
@@ -60,7 +60,8 @@ class Returned:
         findings: Values that the strategy's ``examine`` computed from the outcome.
         seconds: Duration of the client's work; with Flower, the time that the server waited.
         bytes_up: Number of bytes that the client returned; None if unknown.
-        change: Size of the change of the merged tensors; None if no option limits it.
+        change: Size of the update, over the tensors that are merged; None if no option limits the
+            size.
         refused: Reason why the update is rejected; None if it is accepted.
     """
 
@@ -98,9 +99,9 @@ class ClientWork:
         """Do a client's work, and return its result after all checks of its update.
 
         Args:
-            round: Index of the round, from 1; 0 for the survey.
+            round: Index of the round, from 1; 0 for the survey before round 1.
             task: The client's task.
-            work: Does the work, and returns the outcome.
+            work: Function that does the work and returns the outcome.
             optional: Names of tensors that may be missing, since they never leave the client's
                 node.
         """
@@ -140,11 +141,11 @@ class ClientWork:
         return None if rules is None or rules.clip is None or round == 0 else rules
 
     def limits(self, round: int) -> bool:
-        """Return whether any option limits the size of a change."""
+        """Return whether any option limits the size of updates in a round."""
         return self.experiment.bound is not None or self.clip(round) is not None
 
     def attacks(self, round: int, client: int) -> bool:
-        """Return whether a client attacks in a round. No client attacks in the survey."""
+        """Return whether a client attacks in a round. No client attacks before round 1."""
         return client in self.experiment.malicious and round > 0
 
     def outcome(self, what: Assignment) -> Outcome:

@@ -37,8 +37,8 @@ def computed(experiment: Experiment, rows: Iterable[Mapping[str, Any]]) -> dict[
 
     Returns:
         ``round``: Total MACs of the accepted clients; see :func:`of_client`.
-        ``epoch``: MACE of the paper: the number of clients in a round, times the mean over all
-            clients of the forward MACs of one pass over the client's training data.
+        ``epoch``: MACE of the paper: the forward MACs of one pass over a client's training data,
+            averaged over all clients, times the number of clients in a round.
         ``epochs``: E of the paper: the number of passes in a round, averaged over clients if it
             differs between kinds of clients.
     """

@@ -345,10 +345,10 @@ def mean_of(rows: Iterable[Mapping[str, float]]) -> dict[str, float]:
 
 
 def worst_tenth(rows: Iterable[Mapping[str, float]], lower: Collection[str]) -> dict[str, float]:
-    """Return the mean of each metric over the tenth of the clients with its worst values.
+    """For each metric, return the mean over the 10 % of clients with the worst values.
 
     Args:
-        rows: Metrics of each client. The number of clients in the tenth is rounded up.
+        rows: Metrics of each client. The number of clients in the 10 % is rounded up.
         lower: The metrics for which lower is better.
 
     Example:

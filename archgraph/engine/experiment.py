@@ -41,13 +41,13 @@ class Experiment:
         attack: Options of malicious clients. Default: no client is malicious.
         sampled: Number of clients in each round. Default: all.
         patience: Number of consecutive rounds without an accepted update after which the run ends.
-            It ends at once after a round in which all clients fail.
+            A run also ends after any round in which all clients fail.
         privacy: Options of differential privacy. Default: none.
         bound: Maximum size (root mean square) of an update, as a multiple of the median of the
             round. Default: no limit.
         text: The resolved experiment as YAML, which is written to the run folder.
         facts: Everything that determines the results of the run, as JSON values.
-        locating: Returns a context in which errors point at the line of a key in the file.
+        locating: Maps a key to a context manager that adds the key's line in the file to errors.
         selection: Options for selecting a round by its metrics on held-out examples. Default: no
             examples are held out.
         held_out: Indices of the held-out training examples.
@@ -120,7 +120,7 @@ class Experiment:
         return self.by_kind.get(clients[clients[client].owner].name, self.local)
 
     def shard(self, client: int) -> Shard:
-        """Return a client's training data. It is copied on each call to save memory."""
+        """Return a client's training data, as a new copy that is not cached."""
         train, share = self.data.train, self.shares[client]
         device, histogram = self.world.device, self.world.clients[client].histogram
         if train.stream is not None:

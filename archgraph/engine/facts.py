@@ -1,4 +1,4 @@
-"""The identity of an experiment: its YAML with all defaults, and what determines its results."""
+"""The identity of an experiment: its YAML with all defaults, and facts that determine results."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def deciding_facts(
     public: Split | None = None,
     rows: Mapping[int, ClientRows] | None = None,
 ) -> Mapping[str, Json]:
-    """Return everything that determines the weights of a run; files are identified by content."""
+    """Return everything that determines the weights of a run. Files are identified by content."""
     values, by_kind = settled(spec, strategy), local_by_kind(spec)
     state = None if family.state is None else _given(spec, family.graph, family.state)
     for name in (*NOT_FACTS, "evaluate", "weights"):  # weights are identified by their content

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def verdict_of(spec: ExperimentSpec, path: Path, *, python: bool = False) -> Verdict:
-    """Check an experiment that was read from a file and may have been changed since.
+    """Check an experiment that was read from a file and possibly modified; return a verdict.
 
     Args:
         spec: The experiment.
@@ -48,9 +48,9 @@ def checked_experiment(
     Args:
         spec: The experiment.
         path: The file that contains the experiment's family.
-        cache: Cache of one check of many files, so that each family is resolved once.
-        begins: Whether an experiment with the same start was already checked. Weights are then not
-            needed.
+        cache: A dict for all files of one check, so that each family is resolved once.
+        begins: If True, skip the check of the strategy's first state, because an experiment with
+            the same first state was already checked.
 
     Raises:
         ArchGraphError: If the experiment cannot run.

@@ -94,9 +94,8 @@ def _padding(graph: ArchGraph, data: Dataset, learning: LearningTask) -> TextPad
 def with_spare_tokens(data: Dataset, family: Family) -> Dataset:
     """Allow models to have more outputs than the vocabulary has tokens.
 
-    The additional outputs are treated as tokens that never occur.
-
-    Published models often round the number of outputs up.
+    The additional outputs are treated as tokens that never occur. Published models often have them,
+    because their number of outputs is rounded up.
     """
     if not data.tokens or data.train.targets.dim() != 2 or data.classes != data.tokens:
         return data
@@ -290,10 +289,11 @@ def _dtype(tensor: torch.Tensor) -> str:
 
 
 def with_main_output(learning: LearningTask, graphs: Sequence[ArchGraph]) -> LearningTask:
-    """Return the task with `output` set, if models return several outputs only in training.
+    """Return the task with `output` set to the output that models return in tests.
 
-    The output that models also return in tests is the trained one. If its position differs between
-    models, the task needs `output:`.
+    This applies to models that return additional outputs in training. The loss is then computed on
+    the output that they also return in tests. If the position of this output differs between
+    models, the user must set `output:` in the task.
 
     Raises:
         RunError: If the task names an output that a model does not return in tests.
@@ -376,8 +376,8 @@ def _by_key(outputs: Value) -> dict[str | int, Value]:
 def check_outputs(model: Evaluated, data: Dataset, learning: LearningTask) -> None:
     """Check that a model returns one prediction for each target of an example.
 
-    If training outputs differ, they are checked, too. Auxiliary outputs are checked only if they
-    are trained.
+    If the model has other outputs in training than in tests, both are checked. Auxiliary outputs
+    are checked only if they are trained.
 
     Raises:
         RunError: If an output does not fit. The message shows the model's outputs, and the outputs

@@ -56,7 +56,7 @@ class Run:
         folder: The run folder, if there is one.
         notes: Notes about data that may have been interpreted wrongly, about trackers that failed,
             and about reasons why results may differ from those of an uninterrupted run.
-        best: The round whose weights the run ends with, if the experiment sets `keep: best`.
+        best: The round whose weights the run returns, if the experiment sets `keep: best`.
             Default: the last round.
     """
 
@@ -161,13 +161,13 @@ def run(
     Args:
         experiment: A file, a parsed file, or a dict with the same keys. In a dict, a model may be a
             graph or the result of ``ag.trace``.
-        out: Run folder. Default: the experiment's folder; if it does not name a folder, nothing is
-            written.
+        out: Run folder. Default: the experiment's ``out``; if that is not set, nothing is written.
         resume: Resume the run in the folder from its last checkpoint. If the run stopped before its
             folder was complete, start again.
         resume_from: Resume the run after this round, and remove later rounds.
         overwrite: Replace the run in the folder, once the new run is ready to start.
-        data_root: Folder of the data. Default: the experiment's folder, or else ``ARCHGRAPH_DATA``.
+        data_root: Folder of the data. Default: ``data.root`` in the experiment, or else the
+            environment variable ``ARCHGRAPH_DATA``.
         data: Data to use instead of the experiment's ``data``. It is either a pair ``(train,
             test)``, where each is a torch dataset or a pair ``(inputs, targets)`` of tensors, and
             ``train`` may also be a mapping from clients to such data (see
@@ -185,9 +185,9 @@ def run(
 
     Raises:
         ArchGraphError: If the experiment is invalid, or if the folder is in use, cannot be written,
-            contains another experiment or a changed file. Nothing is written in these cases. Also
-            if all clients of a round fail, or no update is accepted for `patience` rounds. The
-            earlier rounds then stay recorded.
+            contains another experiment or a changed file. Nothing is written in these cases. The
+            error is also raised if all clients of a round fail, or if no update is accepted for
+            `patience` rounds. The record of the earlier rounds then remains.
     """
     spec = experiment if isinstance(experiment, ExperimentSpec) else load_experiment(experiment)
     folder = None if out is None and spec.out is None else Path(out or spec.out or "")

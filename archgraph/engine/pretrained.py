@@ -55,9 +55,9 @@ def pretrained_family(
         imagined: For a dry run: ignore a missing file if its checksum is known.
 
     Raises:
-        RunError: If the family has no global model, if the file is missing or damaged or has
-            another checksum, or if it lacks weights of the model or has them in another shape or
-            dtype. The message names these weights.
+        RunError: If the family has no global model, or the file is missing, damaged or has another
+            checksum. Also raised if weights of the model are missing in the file or have another
+            shape or dtype; the message then names these weights.
     """
     if not family.has_global:
         raise RunError("the family has no global model that could start from a file's weights")

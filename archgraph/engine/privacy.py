@@ -4,8 +4,8 @@ The unit of privacy is a client with all its data. For rounds with all clients, 
 samples, neighbouring data sets differ in the presence of one client (Mironov, Talwar, Zhang: *Rényi
 Differential Privacy of the Sampled Gaussian Mechanism*, 2019). For samples of a fixed size,
 neighbouring data sets differ in the data of one client (Wang, Balle, Kasiviswanathan: *Subsampled
-Rényi Differential Privacy*, AISTATS 2019, Theorem 27): a sum then changes by up to twice the clip,
-so that the noise counts half.
+Rényi Differential Privacy*, AISTATS 2019, Theorem 27). Replacing a client's data changes a sum by
+up to twice the clip, so ε is computed with half the noise multiplier.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def check_privacy(experiment: Experiment, first: ServerState) -> None:
 
     Raises:
         RunError: If the strategy sends tasks before the first round, uses more of clients' results
-            than their mean, or uses weights or transfers that depend on clients' data. Also if
-            there is noise and dp-accounting is not installed.
+            than their mean, or uses weights or transfers that depend on clients' data. Also raised
+            if noise is added and the package dp-accounting is not installed.
     """
     strategy, world = experiment.strategy, experiment.world
     name = f"strategy {type(strategy).__name__}"
@@ -104,7 +104,7 @@ def _unchanged(
 
 
 def dp_world(experiment: Experiment, state: ServerState, round: int) -> World:
-    """Return the world of a round, with private means.
+    """Return the world of a round, in which means are computed with differential privacy.
 
     Args:
         experiment: An experiment with ``privacy``.
@@ -124,7 +124,7 @@ def dp_world(experiment: Experiment, state: ServerState, round: int) -> World:
 
 
 def weights_alone(results: Iterable[Result]) -> Iterator[Result]:
-    """Yield results without values other than weights, which would get no noise."""
+    """Yield results in which only weights can be read, since other values would get no noise."""
     return map(_alone, results)
 
 

@@ -1,8 +1,7 @@
 """The examples that every client has in addition to its own (``public`` of an experiment).
 
 ``public`` is a key of the experiment, not an option of a strategy, so that all methods train on the
-same remaining examples. If public examples were extras of tasks, every checkpoint would contain
-them once per client.
+same remaining examples.
 """
 
 from __future__ import annotations
@@ -90,7 +89,7 @@ def other_public(
 
 
 def public_shard(split: Split, data: Dataset) -> Shard:
-    """Return public examples in the form of clients' data."""
+    """Return public examples as a :class:`Shard`, the type of clients' data."""
     inputs, targets = split.examples(np.arange(len(split)))
     histogram = tuple(class_histogram(targets, data.classes).tolist())
     return Shard(inputs, targets, histogram, padding=split.padding)

@@ -21,9 +21,9 @@ def check_ranges(
 ) -> None:
     """Check that a returned state fits its architecture and could result from training.
 
-    Values must be finite and small enough to be summed, except masks, which must be unchanged.
-    Running variances must not be negative. Counters must not have advanced by more than the
-    possible number of steps.
+    Masks must be unchanged. Other values must be finite and small enough to be summed without
+    overflow. Running variances must not be negative. Counters must not have advanced by more than
+    the possible number of steps.
 
     Args:
         graph: The architecture.

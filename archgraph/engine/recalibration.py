@@ -40,9 +40,9 @@ def recalibrated(
 ) -> State:
     """Return the state with running statistics that are means over one pass of the data.
 
-    The model runs in evaluation mode (no dropout, no scaling for training), but layers with running
-    statistics use the statistics of each batch. Batches are drawn in random order, since the data
-    may be sorted. Their sizes differ by at most one.
+    The model runs in evaluation mode (without dropout and HeteroFL's scaler), but layers with
+    running statistics use the statistics of each batch. Batches are drawn in random order, since
+    the data may be sorted. Their sizes differ by at most one.
 
     Args:
         graph: The architecture.

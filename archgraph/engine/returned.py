@@ -44,8 +44,8 @@ def returned(kind: type[T], value: object, owner: object, method: str = "__call_
         method: Name of the method.
 
     Raises:
-        RunError: If the value has another type, or if a graph, state, metric or JSON value in it
-            has. The message names owner, method and field.
+        RunError: If the value, or a graph, state, metric or JSON value in it, has the wrong type.
+            The message names owner, method and field.
 
     Example:
         >>> from archgraph.federation import ServerState, Train
@@ -88,7 +88,7 @@ def outcome_of(program: object, value: object) -> Outcome:
     The program then cannot change the outcome before it is merged or recorded.
 
     Raises:
-        RunError: As :func:`returned`.
+        RunError: As in :func:`returned`.
         RejectedUpdate: If a tensor is not an ordinary dense tensor, or cannot be stored. The
             message names the tensor.
     """
@@ -129,7 +129,7 @@ def each_returned(kind: type[T], values: object, owner: object, method: str) -> 
     """Yield the values of an iterable that a method has returned, after a check of each value.
 
     Raises:
-        RunError: As :func:`returned`.
+        RunError: As in :func:`returned`.
     """
     _expect(Iterable, values, f"{type(owner).__name__}.{method}")
     for value in typing.cast(Iterable[object], values):
@@ -146,9 +146,9 @@ def received(
     """Return the checked result of a strategy's ``receive``.
 
     Raises:
-        RunError: As :func:`returned`. Also if a weight of the global graph has another shape or
-            dtype, if values became NaN or infinite, or if ``receive`` wrote into the tensors of the
-            previous state, whose memory sent and saved tensors may share.
+        RunError: As in :func:`returned`. Also raised if a weight of the global graph has another
+            shape or dtype, if values became NaN or infinite, or if ``receive`` wrote into the
+            tensors of the previous state. Tensors that were sent or saved may share their memory.
     """
     where = f"{type(owner).__name__}.receive"
     # Versions of tensors, not copies: comparing values would need a second state in memory.

@@ -1,7 +1,7 @@
 """The rounds of a run, step by step.
 
-1. **Draw.** The clients of a round follow from (seed, round): a sample, and additional models that
-   these clients train.
+1. **Draw.** A sample of the clients is drawn, which depends only on seed and round. If a drawn
+   client trains additional models, these take part as separate clients.
 2. **Begin.** The strategy returns the state at the beginning of the round (``Strategy.begin``).
 3. **Merge.** The strategy creates the next state from the clients' results (``Strategy.receive``,
    most often by :func:`archgraph.federation.covered_mean`). It reads the results from an iterator,
@@ -12,8 +12,8 @@
    run.
 5. **Work.** A worker process (or another machine, :class:`Elsewhere`) runs the program, and its
    outcome is checked (:mod:`archgraph.engine.clientwork`). A client fails if its work raises an
-   error, exceeds a limit or dies. It is rejected if its update cannot be merged. It is then neither
-   asked again nor replaced, and its private tensors stay unchanged.
+   error, exceeds a limit or dies. It is rejected if its update cannot be merged. A failed or
+   rejected client gets no second task and is not replaced, and its private tensors stay unchanged.
 6. **Accept.** Updates that are too large, absolutely or relative to the median of the round, are
    rejected or scaled down. For each accepted client, its metrics are recorded, and its private
    tensors are stored.
@@ -88,11 +88,13 @@ Arrival: TypeAlias = tuple[Task, dict[str, Json], Returned]
 
 
 class Elsewhere(Protocol):
-    """Remote machines on which clients work."""
+    """Remote machines that do the clients' work."""
 
     holder: Literal["server", "node"]
-    """The machine that stores clients' private tensors. If it is the node, outcomes lack the
-    tensors in ``Task.private``, and models that need these tensors are not tested.
+    """Whether the server or the node (a client's machine) stores a client's private tensors.
+
+    With ``node``, outcomes lack the tensors in ``Task.private``, and the server does not test
+    models that need these tensors.
     """
 
     def __call__(
@@ -112,7 +114,7 @@ def sample(
     *,
     poisson: bool = False,
 ) -> tuple[int, ...]:
-    """Draw the clients of a round, which depend only on seed and round.
+    """Draw the clients of a round. They depend only on seed and round.
 
     The ids are in ascending order.
 
@@ -138,10 +140,10 @@ def sample(
 
 @dataclass(eq=False)
 class RoundPlan:
-    """One round: its clients (step 1), and whether each was accepted (steps 5 and 6).
+    """One round, with its accepted, rejected and failed clients.
 
     Attributes:
-        round: Counted from 1; 0 for the survey.
+        round: Index of the round, from 1; 0 for the survey before round 1.
         clients: Ids of the drawn clients, in the order of their tasks.
         due: Whether models are tested at the end of the round.
         test: Tests a client's model after local training. Default: no such test.
@@ -217,7 +219,7 @@ class RoundPlan:
 
 @dataclass(eq=False)
 class Loop:
-    """The rounds of one experiment, and the state that outlives each round.
+    """Runs the rounds of one experiment, and holds the state between rounds.
 
     Attributes:
         experiment: The experiment.
@@ -245,7 +247,7 @@ class Loop:
     # ------------------------------------------------------------ before the first round
 
     def start(self, state: ServerState) -> None:
-        """Run the survey before round 1, starting from the strategy's first state."""
+        """Run the strategy's tasks before round 1 (its survey), starting from its first state."""
         world, strategy, plan = self.experiment.world, self.experiment.strategy, RoundPlan(0)
         with plan.measure("server"):
             tasks = each_returned(Task, strategy.survey(world, state), strategy, "survey")

@@ -76,7 +76,7 @@ class ClientRows:
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """Number of examples per class; an error on access if the machine does not report it."""
+        """Number of examples per class. Raises an error if the machine does not report it."""
         return Uncounted() if self.histogram is None else self.histogram
 
     @property

@@ -61,7 +61,7 @@ def versions(
 ) -> Iterator[tuple[str, Model]]:
     """Yield the name and weights of each model, or of each client's version of a model.
 
-    Fine-tuning before a test does not create versions, since a run does not store its result.
+    Versions that are fine-tuned before a test are not included, since a run does not store them.
     """
     for model in models:
         if not (model.clients and (model.private or model.states is not None)):

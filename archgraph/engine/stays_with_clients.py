@@ -1,4 +1,4 @@
-"""Checks, before the first round, of tensors that stay with clients."""
+"""Check, before the first round, the tensors that stay with clients."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HINT = "move the rewrite to the family's `change`, which changes the global mode
 
 
 def check_private(experiment: Experiment, state: ServerState) -> None:
-    """Check that ``private`` matches tensors, and that these are the same in later rounds.
+    """Check that ``private`` matches tensors, and that these are the same in every round.
 
     Raises:
         RunError: If a pattern does not match any tensor (the message suggests similar names), or a
@@ -80,7 +80,7 @@ def _tasks(experiment: Experiment, state: ServerState) -> Iterator[Task]:
 
 @contextlib.contextmanager
 def explained(world: World) -> Iterator[None]:
-    """If a strategy's rewrite fails on a tier with additional weights, name them in the error."""
+    """If a strategy's rewrite fails, name the tier's weights that the global model lacks."""
     try:
         yield
     except (RewriteError, GraphError) as error:

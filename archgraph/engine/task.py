@@ -32,11 +32,11 @@ def learning_task(spec: TaskSpec | None, data: Dataset) -> LearningTask:
     """Return the learning task of an experiment.
 
     Args:
-        spec: The experiment's key ``task``. Default: chosen by dtype and shape of the targets.
+        spec: The experiment's key ``task``. Default: a task that fits the targets' dtype and shape.
         data: The data.
 
     Raises:
-        RunError: If the task cannot learn the data's targets.
+        RunError: If the task does not support the data's targets.
         SpecError: If the objective cannot be imported, or a metric is unknown or belongs to another
             task.
     """
@@ -80,10 +80,10 @@ def _of_two(task: LearningTask, data: Dataset) -> LearningTask:
 
 
 def check_strategy(strategy: Strategy, name: str, task: LearningTask) -> None:
-    """Check that a strategy can learn a task.
+    """Check that a strategy supports a task.
 
     Raises:
-        RunError: If the strategy cannot learn the task. The message states the reason.
+        RunError: If the strategy does not support the task. The message states the reason.
     """
     reason = strategy.unlearnable.get(task.form)
     if reason is not None:

@@ -21,11 +21,12 @@ from archgraph.states.copies import to_device
 
 @dataclass(frozen=True, eq=False)
 class Answers:
-    """The rows of metrics that a model's predictions on test examples yield.
+    """Values of each test example, from which a model's metrics are computed.
 
     Attributes:
         metrics: The metrics.
-        rows: Dict from metric to its rows (see :class:`.Metric`), ``[example, ...]``.
+        rows: Dict from metric to the values of each example (see :class:`.Metric`),
+            ``[example, ...]``.
         targets: Number of targets of each example that are not ignored, ``[example]``.
     """
 

@@ -94,7 +94,8 @@ def prepare(
     Args:
         experiment: A file, a parsed file, or a dict with the same keys. In a dict, a model may be a
             graph or the result of ``ag.trace``.
-        data_root: Folder of the data. Default: the experiment's folder, or else ``ARCHGRAPH_DATA``.
+        data_root: Folder of the data. Default: ``data.root`` in the experiment, or else the
+            environment variable ``ARCHGRAPH_DATA``.
         data: Data to use instead of the experiment's data, in any form that
             :func:`archgraph.data.doors.data_from_python` accepts. The experiment's partition is
             still used.
@@ -102,7 +103,7 @@ def prepare(
             recorded. Default: the data is loaded.
         family: The family, if it is already resolved.
         rows: For training data that stays on the clients' machines: dict from client to the numbers
-            of its examples. On the server it contains all clients, on a client's machine this
+            of its examples. On the server it contains all clients, on a client's machine only this
             client. Default: the training examples are on this machine and are distributed.
         python: Consent to run the Python code that the experiment and its models name.
 

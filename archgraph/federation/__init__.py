@@ -7,13 +7,14 @@ top to bottom::
     world      World: clients, tiers, seed, the experiment's options for averaging
     strategy   init, survey, surveyed; each round begin, and for each client send ──▶ Task
     tasks      Program(Work) ──▶ Outcome ──▶ Result; Train is the usual program
-    strategy   examine each result; receive all of them, as a stream
+    strategy   examine each result; receive all results, one by one
     average    covered_mean, group_means of Contributions: the plain mean, robust_means or
                private_means, then server_optimiser ──▶ the next ServerState
     strategy   evaluated ──▶ the models that are tested
 
 ``low_rank``, ``personal``, ``private_parts``, ``by_class``, ``norms``, ``scaler`` and ``options``
-are shared by several methods. ``learning`` has a row for each task (``objectives``, ``metrics``).
+are shared by several methods. ``learning`` defines the learning tasks, with losses
+(``objectives``) and ``metrics``.
 
 1. A strategy is a frozen dataclass, and its methods are pure functions. A :class:`ServerState`
    contains tensors and JSON values. A :class:`Program` is a frozen dataclass that can be pickled.

@@ -69,7 +69,7 @@ def part(
 
 @functools.lru_cache(maxsize=1024)
 def identity_of(graph: ArchGraph, names: tuple[str, ...]) -> Transfer:
-    """Return the identity transfer of some tensors of an architecture, to average only these."""
+    """Return the identity map on some tensors of an architecture, to average only these tensors."""
     slots = {slot.name: slot for slot in signature(graph)}
     return Transfer.identity(tuple(slots[name] for name in names))
 
@@ -197,16 +197,16 @@ def by_tier(
         world: The clients and tiers.
         state: The server's state, which contains the global weights.
         norm: How running statistics are treated; see :class:`NormPolicy`.
-        runs: Name of the tier of each client, indexed by client id. Default: its tier in the
-            family.
+        runs: Name of the tier of each client, indexed by client id. Default: the client's tier in
+            the family.
         submodel: Maps a tier to the tier whose graph and transfer define the tested model. Default:
             the tier itself.
         model: Maps a tier to the tested model, in place of ``submodel``. Default: the submodel with
             the global weights.
         private: Whether a client's private tensors replace the model's when it is tested on the
             client's data. Default: only if ``norm`` is ``local``.
-        whole: Whether to test the global model, too. If this is a tier, the tier's model is tested
-            in place of the global model.
+        whole: Whether to test the global model, too. If a tier is passed, the tier's model is
+            tested in place of the global model.
         idle: Whether to test tiers that no client runs, too.
     """
     policy, weights = NormPolicy(norm), state.group(GLOBAL)

@@ -68,7 +68,7 @@ class Contribution(NamedTuple):
 
     @property
     def update(self) -> Update:
-        """The contribution in the form that mergers and pools take."""
+        """The client's update, in the type that the averaging code expects."""
         # Avoids division by a size of 0.
         scales = {name: 1.0 / size if size > TINY else 1.0 for name, size in self.sizes.items()}
         return Update(
@@ -77,7 +77,7 @@ class Contribution(NamedTuple):
 
 
 class EntrySizes:
-    """For each global tensor, the mean over clients of the sizes of their tensors.
+    """Collects the sizes (e.g. norms) of clients' tensors, and averages them per global tensor.
 
     Example:
         >>> from archgraph.states import Slot

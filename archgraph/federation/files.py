@@ -27,13 +27,13 @@ def checked_family(
     Args:
         spec: The family.
         path: File of the family, or the file that contains the family.
-        cache: Cache of one check of many files; this function uses the key ``families``.
+        cache: A dict for all files of one check, which stores resolved families.
 
     Returns:
         A summary, and the family. The family is None if its Python code was not imported.
 
     Raises:
-        ArchGraphError: If the family cannot be resolved, again for every file that uses it.
+        ArchGraphError: If the family cannot be resolved. Every file that uses it gets this error.
     """
     families: dict[str, tuple[str, Family | None] | ArchGraphError]
     families = cache.setdefault("families", {})
@@ -63,7 +63,11 @@ def _resolved(spec: FamilySpec, text: str) -> tuple[str, Family | None]:
 
 
 def family_without_consent(spec: FamilySpec) -> bool:
-    """Return whether code of a family may not be imported; the form of each model is checked."""
+    """Return whether a family contains Python code for which consent is missing.
+
+    Raises:
+        SpecError: If a model is written in Python and its form is invalid.
+    """
     models = {without_consent(source) for source in spec.sources()}
     names = (name for rewrites in spec.rewrites() for name in rewrites.python)
     return True in models or any(needs_consent(name, object) for name in names)

@@ -104,8 +104,8 @@ class LearningTask:
         per_example: Whether each example has one class.
         predict: Selects the predictions among a model's outputs.
         auxiliary: Weight of the loss of each auxiliary output in training.
-        one_logit: If there are two classes, a model may return a single logit per target. This is
-            the number of axes of these targets, or 0 if models need two logits.
+        one_logit: Number of axes of the targets, if there are two classes and models may return a
+            single logit per target; else 0.
         class_weights: Weight of a target of each class in the loss. Default: 1.
     """
 

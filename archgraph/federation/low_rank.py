@@ -50,7 +50,7 @@ class LowRankAdapter:
         return self.matrices(state)[0] @ self.matrices(state)[1]
 
     def folded(self, weight: Tensor, up: Tensor, down: Tensor) -> Tensor:
-        """Return a layer's weight with ``up @ down`` [out, in · kernel] added, in its dtype."""
+        """Return ``weight`` plus ``up @ down`` [out, in · kernel], in the dtype of ``weight``."""
         change = up.double() @ down.double()
         change = change.T if self.transposed else change
         return (weight.double() + change.reshape(weight.shape)).to(weight.dtype)
@@ -240,7 +240,7 @@ class AdapterSums:
     def watched(
         self, adapters: Iterable[LowRankAdapter], results: Iterable[Result]
     ) -> Iterable[Result]:
-        """Add the adapters of each result to the sums, then yield the result with them unmerged."""
+        """Add the adapters of each result to the sums, and mark them as unmerged in the result."""
         adapters = tuple(adapters)
         names = frozenset(leaf for a in adapters for leaf in (a.down, a.up))
         for result in results:

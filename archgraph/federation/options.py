@@ -42,7 +42,7 @@ class Averaging(Weighted):
 
     Attributes:
         norm: Treatment of running statistics. With ``averaged`` they are averaged like weights,
-            with ``local`` they stay with the client, with ``static`` they are not used in training
+            with ``local`` they stay with the client. With ``static`` they are not used in training
             and are computed before each test.
     """
 

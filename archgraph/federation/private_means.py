@@ -10,8 +10,8 @@ symbol       here
 ``S``        ``PrivateMeans.clip``; updates are ``Δ_k · min(1, S / ‖Δ_k‖)``
 ``w_k``      1 for every client
 ``z``        ``PrivateMeans.noise``
-``σ``        ``z S / qW``, on the mean; here ``z S`` on the sum, which is divided afterwards
-``qW``       by value: how many clients cover it in expectation (:class:`Census`)
+``σ``        ``z S / qW`` for the mean; here, noise ``z S`` is added to the sum before division
+``qW``       for each value, the expected number of clients that cover it (:class:`Census`)
 ===========  =====================================================================================
 
 A client that trains a part of the model contributes only to that part. Each sum is divided by the

@@ -1,4 +1,7 @@
-"""Private tensors, which stay with clients: by name, a model's head, additions to the global model.
+"""Private tensors of models, which stay with clients.
+
+A tensor may be private by its name, as part of a model's head, or because the global model does not
+have it.
 
 A strategy names the private tensors of an architecture (:meth:`Strategy.private_entries`). The
 engine then adds these names to the strategy's tasks, and uses each client's private tensors when it
@@ -103,8 +106,8 @@ def additions(graph: ArchGraph, transfer: Transfer) -> frozenset[str]:
 def private_task(strategy: Strategy, world: World, task: Task) -> Task:
     """Add the names of all private tensors to a task from :meth:`Strategy.send`.
 
-    Private are the tensors in :meth:`Strategy.private_entries`, and trained tensors that the global
-    model lacks, unless the strategy merges them itself (``Task.unmerged``).
+    The private tensors are those in :meth:`Strategy.private_entries`, and trained tensors that the
+    global model lacks, unless the strategy merges them itself (``Task.unmerged``).
     """
     private = strategy.private_entries(world, task.graph)
     # Transfers from other groups of the state do not concern the global model.
@@ -116,13 +119,13 @@ def private_task(strategy: Strategy, world: World, task: Task) -> Task:
 def private_models(
     strategy: Strategy, world: World, models: Iterable[Evaluated], *, every: bool = False
 ) -> Iterator[Evaluated]:
-    """Yield the models of :meth:`Strategy.evaluated`, marked if clients have private tensors.
+    """Yield the models to test, with ``private=True`` if clients have private tensors of the model.
 
     Args:
         strategy: The method.
         world: The clients and tiers.
-        models: Models that the method evaluates.
-        every: Also yield models whose private tensors no client has trained.
+        models: Models from :meth:`Strategy.evaluated`.
+        every: Also yield models with private tensors that no client has trained.
     """
     tiers = world.tiers if world.graph.nodes else ()
     more = {tier.name for tier in tiers if additions(tier.graph, tier.transfer)}

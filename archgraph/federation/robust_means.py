@@ -26,7 +26,7 @@ from archgraph.states.robust import krum
 def robust_means(
     rules: AggregateSpec, state: ServerState, contributions: Iterable[Contribution]
 ) -> tuple[ServerState, dict[str, Reached]]:
-    """Return the state with robust means, and the coverage of each mean.
+    """Return the state with robust means, and which values the means have updated, per group.
 
     Args:
         rules: Krum, a median or a trimmed mean, or Krum followed by a median or trimmed mean.
@@ -78,7 +78,7 @@ def krum_clients(options: KrumOptions, pools: Sequence[Pool], clients: Sequence[
 def merged(
     pool: Pool, old: State, clients: Sequence[int], factors: dict[str, float]
 ) -> tuple[dict[str, torch.Tensor], Coverage]:
-    """Return the mean of some clients' updates over covered values, and the mean's coverage."""
+    """Return the mean of some clients' updates, and the total weight of the clients per value."""
     # The order of float32 additions determines the last bits.
     merger = Merger(pool.graph, old)
     for update in pool.read(clients):

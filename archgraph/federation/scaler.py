@@ -28,9 +28,8 @@ def scaled(graph: ArchGraph, rate: float, always: bool = False) -> ArchGraph:
 def rate_of(tier: Tier) -> float:
     """Return the width rate of a tier.
 
-    The rate is the fraction that the tier keeps of its largest narrowed dimension.
-
-    Rounding to whole channels changes the fraction of the largest dimension least.
+    The rate is the fraction that the tier keeps of its largest narrowed dimension, since rounding
+    to whole channels affects the fraction of a large dimension least.
     """
     source = {e.name: e.shape for e in tier.transfer.source}
     # The first of equally large dimensions, so that the rate does not depend on ties.
@@ -54,7 +53,7 @@ def check_scaled(tier: Tier, rate: float, norm: NormName, *, where: str) -> None
         tier: The tier to check.
         rate: Its width rate.
         norm: Treatment of running statistics; with ``static`` they are recomputed before tests.
-        where: Location of the strategy's options.
+        where: Location of the strategy's options in the file, for errors.
 
     Raises:
         RunError: If the tier is scaled and has running statistics that are not recomputed.

@@ -74,7 +74,7 @@ class Shard:
             order read examples again with this function. Default: all passes use ``inputs`` and
             ``targets``.
         stream: Maps a seed and the sizes of minibatches to the minibatches of one pass over a
-            stream. It replaces the values of ``inputs`` and ``targets``.
+            stream. If set, the values of ``inputs`` and ``targets`` are not used.
 
     Example:
         >>> shard = Shard((torch.zeros(5, 2),), torch.arange(5), (1, 1, 1, 1, 1))
@@ -96,7 +96,7 @@ class Shard:
         return len(self.targets)
 
     def part(self, positions: Tensor) -> Shard:
-        """Return some of the examples. For a stream, return this number of examples in each pass.
+        """Return some of the examples. For a stream, only the number of positions matters.
 
         Example:
             >>> shard = Shard((torch.zeros(5, 2),), torch.arange(5), (1, 1, 1, 1, 1))
@@ -173,7 +173,7 @@ def _drawn_seed(generator: torch.Generator) -> int:
 
 
 def minibatches(order: Tensor, size: int) -> tuple[Tensor, ...]:
-    """Split a tensor into consecutive pieces of a size; a remainder of 1 joins the previous piece.
+    """Split a tensor into minibatches of a size. A remainder of one joins the previous minibatch.
 
     >>> [len(part) for part in minibatches(torch.arange(7), 3)]
     [3, 4]

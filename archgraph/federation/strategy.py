@@ -1,7 +1,8 @@
 """The base class of all federated methods, and the models that they evaluate.
 
-A method is a set of pure functions, not of hooks around a fixed training loop: FjORD, FedGKT and
-FedIN need other loops. The state of a client is a dict of tensors, which can be written to disk.
+A method is a set of pure functions, not of hooks around a fixed training loop, because FjORD,
+FedGKT and FedIN need other loops. The state of a client is a dict of tensors, which can be written
+to disk.
 """
 
 from __future__ import annotations
@@ -169,7 +170,7 @@ class Strategy(ABC):
     """
 
     reports: ClassVar[tuple[str, ...]] = ()
-    """Keys of ``ServerState.values`` that each round records as ``server``."""
+    """Keys of ``ServerState.values`` that are recorded in each round, under ``server``."""
 
     def __post_init__(self) -> None:
         """Check that options are in their ranges.
@@ -188,7 +189,7 @@ class Strategy(ABC):
     """Whether clients also train on the examples of the experiment's key ``public``."""
 
     extra: ClassVar[str] = ""
-    """Name of the extra that the method needs, if any (a value of ``hints.EXTRAS``)."""
+    """Name of the pip extra that the method needs, if any (a value of ``hints.EXTRAS``)."""
 
     unlearnable: ClassVar[Mapping[str, str]] = {}
     """Dict from an unsupported kind of targets (``classes``, ``labels``, ``values`` or ``any``) to

@@ -249,8 +249,8 @@ class Result:
         indexed: Names of tensors of which byte counts include only nonzero numbers
             (``Task.indexed``).
         findings: Dict from name to tensor that ``Strategy.examine`` computed from the other fields.
-        counted: Total weight of these examples in the loss (:attr:`.Client.counted`). Default: 1
-            per example.
+        counted: Total weight of the client's examples in the loss (:attr:`.Client.counted`).
+            Default: 1 per example.
     """
 
     client: int

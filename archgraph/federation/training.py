@@ -59,7 +59,7 @@ def module_of(
 
 
 def by_examples(batch: Examples) -> Tensor:
-    """Return the number of examples in a minibatch, its weight for a loss without targets."""
+    """Return the number of examples in a minibatch, as weight for a loss that ignores targets."""
     return torch.tensor(len(batch.ids))
 
 
@@ -82,7 +82,7 @@ def descend(
         work: The client's data, options and random generator.
         parameters: Dict from name to parameter to train.
         loss: Returns the mean loss of a minibatch, which is on ``work.device``.
-        counts: Returns the weight of a minibatch relative to others, a tensor without axes.
+        counts: Returns the weight of a minibatch relative to others, as a 0-dim tensor.
             Default: the weight of its targets in the task's loss.
         revise: Changes the gradients after the backward pass, before clipping and the step.
 

@@ -36,12 +36,12 @@ class NamedLoss:
 
     @property
     def scales(self) -> tuple[float, ...] | None:
-        """The argument ``weight``: the factor of each class in the loss. Default: 1."""
+        """The loss's argument ``weight``, the factor of each class in the loss. Default: 1."""
         return self.choice.args.get("weight") if self.classes else None
 
     @property
     def weights(self) -> tuple[float, ...] | None:
-        """Weight of each class in the mean over targets. Default: 1."""
+        """Weight of a target of each class in the denominator of the mean loss. Default: 1."""
         # PyTorch divides by the weights only in cross-entropy, and elsewhere by the number of
         # targets.
         return self.scales if self.choice.title == "CrossEntropyLoss" else None

@@ -69,7 +69,7 @@ class Tier:
 
     @property
     def alone(self) -> Tier:
-        """The tier with an identity transfer, which does not depend on the global weights."""
+        """The same tier with an identity transfer, so that no global weights are needed."""
         return dataclasses.replace(self, transfer=Transfer.identity(self.graph))
 
     @property
@@ -79,9 +79,9 @@ class Tier:
 
 
 class Uncounted(tuple[int, ...]):
-    """A histogram of unknown numbers of examples per class (a stream, or data on another machine).
+    """A placeholder for unknown numbers of examples per class, e.g. of a stream.
 
-    Reading them raises an error.
+    Reading the numbers raises an error.
     """
 
     def __iter__(self) -> Iterator[int]:
@@ -213,7 +213,7 @@ class World:
 
     @property
     def one_by_one(self) -> bool:
-        """Whether `group_means` must compute means, because they need each client's update."""
+        """Whether only `group_means` can compute the means, which need each client's update."""
         rules = self.aggregate
         robust = rules is not None and (rules.krum or rules.middle) is not None
         return robust or self.means is not None or self.server is not None

@@ -34,8 +34,8 @@ def one_thread() -> Iterator[None]:
 def seed_torch(seed: int, device: torch.device) -> None:
     """Seed PyTorch's random generators for the CPU and a device.
 
-    ``torch.manual_seed`` would seed all devices. Without a device it records a stack trace, which
-    takes a twentieth of a small client's time.
+    ``torch.manual_seed`` would seed all devices. Without an accelerator, it records a stack trace,
+    which takes 5 % of a small client's time.
 
     Example:
         >>> seed_torch(0, torch.device("cpu"))

@@ -29,7 +29,7 @@ from archgraph.states import wire
 
 R = TypeVar("R")
 Function: TypeAlias = Callable[[Any], R]
-"""A worker's function, whose argument type only the caller knows."""
+"""A function that workers call; its argument type is not checked."""
 
 # Seconds to wait for the end of a process that has closed its pipe.
 GRACE = 1.0
@@ -93,7 +93,7 @@ class Job(NamedTuple):
 
 
 class Process:
-    """A worker process, as its parent sees it.
+    """A worker process, controlled by its parent process.
 
     Args:
         job: The worker's job.
@@ -102,10 +102,10 @@ class Process:
 
     Attributes:
         pipe: Receives the worker's messages.
-        waits: Whether the worker has received another item but has not begun. If the worker ends,
-            the item is then not the cause.
-        end: Ends the worker at any time. The worker also ends with this object, and with this
-            process.
+        waits: Whether the worker has received another item but has not begun its call. If the
+            worker then ends, the item is not the cause.
+        end: Ends the worker at any time. The worker also ends when this object is deleted or the
+            parent process ends.
     """
 
     def __init__(self, job: Job, device: str, item: object = AWAITED) -> None:

@@ -69,8 +69,8 @@ class Workers:
 
     On Linux, workers are forked: they start at once and share data and models with this process.
     Forking is not safe with an accelerator, outside Linux, or if other libraries run threads. A
-    fork server then starts the workers. With threads, this requires that the function can be
-    pickled.
+    fork server then starts the workers, and the function must be picklable. If it is not, and
+    threads are the only obstacle, workers are forked anyway.
 
     Example:
         >>> workers = Workers(2, always=True)

@@ -1,4 +1,4 @@
-"""Changes of each round: the norm of each parameter's change, and how much of it is trained.
+"""Changes of each round: for each parameter, the norm of its change and its trained fraction.
 
 ``changes.jsonl`` in the run folder has a line per round, with a value for each parameter of
 ``models/global.yaml``. It is used only for plots, and runs do not depend on it.

@@ -3,7 +3,7 @@
 ::
 
     round-000007/SHA256SUMS                  digest of each file below, for `sha256sum -c`
-    round-000007/server.json                 round, plain values, groups
+    round-000007/server.json                 round, JSON values, groups
     round-000007/groups/000000.safetensors   the server's tensors, a file per group
     round-000007/clients/000012.safetensors  a client's private tensors
 
@@ -75,7 +75,7 @@ class Checkpoint:
     Attributes:
         round: Number of completed rounds.
         tensors: Dict from name to tensor of the server.
-        values: Dict from name to plain value of the server.
+        values: Dict from name to JSON value of the server.
         private: Dict from client to its private state.
     """
 
@@ -294,6 +294,6 @@ def _settle(path: Path) -> str:
 
 
 def each(action: Callable[[Path], T], paths: Iterable[Path]) -> list[T]:
-    """Apply a function to every file, to several files at a time."""
+    """Apply a function to every file, in parallel threads, and return the results in order."""
     with ThreadPoolExecutor(AT_ONCE) as pool:
         return list(pool.map(action, paths))

@@ -49,7 +49,7 @@ class ClientState:
         Args:
             sent: The received state.
             names: Tensors to replace or add. Default: replace all private tensors of the model,
-                including those of a stored version of the model.
+                including the client's own version of the model in ``keep``.
             current: Tensors that are not replaced.
         """
         result = dict(sent)

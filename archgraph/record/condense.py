@@ -19,8 +19,8 @@ def condensed(lines: Iterable[Mapping[str, Json]]) -> Iterator[dict[str, Json]]:
     tests, and the totals over all rounds (seconds, bytes, MACs, lost updates), are the same.
 
     1. A list with a row per client is replaced by its length. Bytes are summed.
-    2. Rounds up to the next test, or to the end, are summed into its line. For the MACs of one
-       epoch (MACE in FedFA), the maximum is used.
+    2. Rounds up to the next test, or to the end of the run, are summed into one line. For the MACs
+       of one epoch (MACE in FedFA), the maximum is used.
     3. Values are rounded to six significant digits.
 
     Example:
@@ -60,7 +60,7 @@ def _sums(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def rounded(value: Json) -> Json:
-    """Return a plain value with its numbers rounded to six significant digits."""
+    """Return a JSON value with its numbers rounded to six significant digits."""
     match value:
         case float():
             return float(f"{value:.{DIGITS}g}")

@@ -2,8 +2,8 @@
 
 ::
 
-    run.yaml                  the experiment as resolved, every default written out
-    facts.json                everything that determines its numbers, by content
+    run.yaml                  the resolved experiment, including all defaults
+    facts.json                everything that determines the results; digests of files
     clients.json              the clients, with their examples per class
     models/weak.yaml          each architecture
     metrics.jsonl             one line per round, on disk before the next round begins
@@ -149,7 +149,7 @@ class RunRecord:
 
         Args:
             folder: The run folder.
-            text: The experiment as resolved.
+            text: The resolved experiment as YAML.
             facts: Facts of the experiment that started the run; the number of rounds may be larger
                 now.
             after: Resume after this round: its checkpoint is used, and later checkpoints are
@@ -463,7 +463,9 @@ def _unbegun(folder: Path) -> bool:
 
 @contextlib.contextmanager
 def reserved(folder: Path, *, overwrite: bool = False) -> Iterator[None]:
-    """Check that a run can be written to a folder. If the context fails, remove an empty folder.
+    """Check that a run can be written to a folder, and create the folder.
+
+    If the ``with`` block raises an error, a folder that was created is removed if it is empty.
 
     Raises:
         RunError: If the folder is not empty, is not a folder, or cannot be written.

@@ -29,7 +29,7 @@ class Point(NamedTuple):
 
     Attributes:
         round: Number of the round, from 1.
-        part: ``test`` or ``validation``, for metrics on all examples of this kind. A suffix selects
+        part: ``test`` or ``validation``, for metrics on all examples of this kind. A suffix marks
             other values: `` local`` is the mean over the clients, each on its own examples; ``
             tenth`` is the mean over the worst tenth of the clients; `` trained`` is for the
             clients' models before aggregation. ``train`` is for the training of a client, and

@@ -49,7 +49,9 @@ def expect(path: Path, actual: str | None, expected: str | None) -> None:
 
 
 def environment(device: str = "cpu") -> dict[str, Json]:
-    """Return the environment, which may affect the last bits of results, but not the experiment.
+    """Return the computing environment, which may affect the last bits of results.
+
+    It is not part of an experiment's identity.
 
     >>> list(environment())
     ['torch', 'threads', 'device', 'processor', 'instructions']

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 RIGHT = "right"
-"""Key in the values of a tested model."""
+"""Key of the encoded counts among the recorded values of a tested model."""
 
 _COUNT = np.dtype("<u2")  # up to 65,535 clients with their own version
 

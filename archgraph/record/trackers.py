@@ -27,7 +27,7 @@ class Beginning:
     Attributes:
         name: Name of the experiment.
         rounds: Number of rounds.
-        settings: All settings that affect the results, as plain values.
+        settings: All settings that affect the results, as JSON values.
         folder: The run folder, if any.
         lines: The lines of earlier rounds, if the run is resumed.
     """
@@ -64,7 +64,7 @@ class CsvTracker:
     _file: Path = field(default=Path(), init=False)
 
     def begin(self, run: Beginning) -> None:
-        """Write the header, and the rounds that were computed earlier."""
+        """Write the header and, if the run is resumed, the values of earlier rounds."""
         self._file = _place(self.path, run, "csv", "metrics.csv")
         write(self._file, frame(run.lines).to_csv(index=False))
 
@@ -145,7 +145,7 @@ class TensorBoardTracker:
         optional_module("tensorboard", kind=RunError, where="tensorboard")
 
     def begin(self, run: Beginning) -> None:
-        """Open the files, and remove the values of later rounds."""
+        """Open the files, and remove values of rounds that a resumed run repeats."""
         folder = _place(self.path, run, "tensorboard", "tensorboard")
         from torch.utils.tensorboard import SummaryWriter
 
@@ -174,7 +174,7 @@ TRACKERS: Mapping[str, Callable[..., Tracker]] = {
 
 
 def tracker(choice: object) -> Tracker:
-    """Return the tracker that a name, a name with options, or an object of the caller describes.
+    """Create a tracker from its name and options, or return the caller's own tracker object.
 
     Raises:
         RunError: If the name is unknown, an option is invalid, or a package is not installed.

@@ -12,7 +12,7 @@ DOWN, UP = "bytes_down", "bytes_up"
 """Keys of the bytes sent and returned, in a client's row."""
 
 POSITION = 4
-"""Number of bytes of an index in a tensor of which only nonzero numbers are sent."""
+"""Number of bytes of the index of a number, if only a tensor's nonzero numbers are sent."""
 
 
 def size(*states: State) -> int:
@@ -26,7 +26,9 @@ def size(*states: State) -> int:
 
 
 def masked_size(state: State, indexed: frozenset[str], index: int = 0) -> int:
-    """Return the number of bytes of a state; of ``indexed`` tensors, only nonzero numbers count.
+    """Return the number of bytes of a state.
+
+    Of ``indexed`` tensors, only nonzero numbers are counted, with ``index`` more bytes each.
 
     >>> import torch
     >>> masked_size({"w": torch.tensor([0.0, 2.0, 3.0]), "b": torch.zeros(2)}, frozenset("w"), 4)
@@ -40,7 +42,7 @@ def masked_size(state: State, indexed: frozenset[str], index: int = 0) -> int:
 
 
 def sent(task: Task, private: ClientState) -> int:
-    """Return the number of bytes sent with a task: its tensors, except those that the client has.
+    """Return the bytes of the tensors sent with a task, except those that the client already has.
 
     Plain values and the architecture are not counted.
     """
