@@ -93,9 +93,9 @@ class AdaptiveFLPool(fl.PartAveraging):
 
     Attributes:
         starts: Fractions of the axes, counted from the input, that keep their full size. Each level
-            except the global model's has a member for each fraction.
-        norm: How running statistics are treated. They cannot stay with a client, because its width
-            changes.
+            has at most one member for each fraction.
+        norm: How running statistics are treated. Running statistics cannot stay with a client,
+            because the client's width changes.
 
     Example:
         >>> AdaptiveFLPool().starts

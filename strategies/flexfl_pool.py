@@ -192,7 +192,7 @@ class FlexFLPool(fl.PartAveraging):
         return fl.ServerState().with_group("global", world.state).with_values(sizes=sizes)
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
-        """Send the submodel of the client's tier, with a program that uses the smaller ones."""
+        """Send the submodel of the client's tier, and a program that distils from smaller ones."""
         tier = self._tier(world, state, world.tier_of(client))
         objective, cost = fl.TaskLoss(mask_absent=self.mask_absent), ag.cost(tier.graph).parameters
         pool = {one.graph: one for one in (self._tier(world, state, t) for t in world.by_size)}

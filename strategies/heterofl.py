@@ -41,8 +41,8 @@ class HeteroFL(fl.Averaging, fl.Masking):
             mode only.
         label_rows: Average the head's row of a label only over clients that have the label.
         norm: How running statistics are treated. If a narrow tier has running statistics,
-            ``averaged`` and ``local`` require ``scaler: false``, because the statistics would be
-            those of scaled activations, and tests do not scale.
+            ``averaged`` and ``local`` require ``scaler: false``, because the statistics would
+            describe scaled activations, but tests do not scale activations.
 
     Example:
         >>> HeteroFL(mode="dynamic").norm

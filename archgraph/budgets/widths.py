@@ -68,8 +68,9 @@ def widths_of_class(graph: ArchGraph, among: Iterable[Axis], check: ClassCheck) 
     """Return the groups of axes that a model's class allows to be narrower, by trying sizes.
 
     1. Axes of equal size whose names differ only in layer numbers form one group, called a width.
-    2. Halve each width alone. If the class requires that other widths change as well, unite these
-       widths. If the class does not support the network for another reason, the width is not cut.
+    2. Halve one width at a time. If the class requires that other widths change as well, unite
+       these widths. If the class does not support the network for another reason, the width is not
+       cut.
     3. Find the smallest step by which the class can reduce the width, among the divisors of the
        width. The step may be greater than 1, for example because the class requires multiples of
        the number of heads.
