@@ -8,8 +8,8 @@ symbol                  here
 ======================  ==========================================================================
 levels S, M, L          the family's tiers; a tier's size is the maximum size of a level's members
 ``I`` (p values)        ``starts``: this fraction of the axes, counted from the input, is not cut
-``r_w``                 fraction to which all other axes of a level are cut (in attention, the
-                        number of heads): the largest that fits the level at the largest ``I``
+``r_w``                 fraction to which the other axes are cut (in attention, the number of
+                        heads); the largest with which the member of largest ``I`` fits the level
 pool of 2p + 1 models   :func:`pool`; the global model is the only member of its level
 local pruning           :meth:`AdaptiveFLPool.member`: the largest part of the member that fits
 aggregation             ``covered_mean``, weighted by examples
@@ -92,10 +92,10 @@ class AdaptiveFLPool(fl.PartAveraging):
     """Options of AdaptiveFL's pool.
 
     Attributes:
-        starts: Fractions of the axes, from the input on, that keep their full size. Each level has
-            a member for each fraction.
-        norm: How running statistics are treated. They cannot stay with a client, because its width
-            changes.
+        starts: Fractions of the axes, counted from the input, that keep their full size. Each level
+            has at most one member for each fraction.
+        norm: How running statistics are treated. Running statistics cannot stay with a client,
+            because the client's width changes.
 
     Example:
         >>> AdaptiveFLPool().starts
@@ -150,7 +150,7 @@ class AdaptiveFLPool(fl.PartAveraging):
         return [one for one in self.pool(world) if one.parameters <= most]
 
     def member(self, world: fl.World, client: int, round: int) -> Member:
-        """Draw a member for the round, and return its largest part that fits the client."""
+        """Draw a member for the round, and return the largest part of it that fits the client."""
         fitting, members = self.fitting(world, world.tier_of(client)), self.pool(world)
         generator = fl.seeded(world.seed, "adaptivefl", round, client)
         drawn = members[int(torch.randint(len(members), (), generator=generator))]

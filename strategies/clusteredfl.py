@@ -121,7 +121,7 @@ class ClusteredFL(fl.Averaging, fl.Masking):
         return self._split(merged, products) if judged else merged
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
-        """Evaluate each tier's model, or each client's if a tier's clients differ in cluster."""
+        """Evaluate a model per tier, or per client if a tier's clients are in several clusters."""
 
         def model(tier: fl.Tier) -> fl.Model:
             return fl.Model(tier.graph, self._weights(state, world.clients_of(tier.name)[0]))
@@ -172,8 +172,8 @@ def cosines(inner: Tensor) -> Tensor:
 def bipartition(similarities: Tensor) -> tuple[list[int], list[int]]:
     """Split clients into two clusters by complete linkage.
 
-    Each client starts as its own cluster. Until two clusters remain, the two clusters whose least
-    similar members are most similar are merged.
+    Each client starts as its own cluster. The similarity of two clusters is the smallest similarity
+    between their members. The two most similar clusters are merged until two clusters remain.
 
     Args:
         similarities: Similarity of each pair of clients, ``[client, client]``, for at least two

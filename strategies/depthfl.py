@@ -158,7 +158,7 @@ class MeanLogits:
     """The mean of several exits' logits.
 
     Attributes:
-        exits: Their names.
+        exits: Names of the exits.
     """
 
     exits: tuple[str, ...]
@@ -201,7 +201,7 @@ class MutualDistillation:
 
 @dataclass(frozen=True)
 class Dynamic:
-    """Program for FedDyn at a client, whose objective is aligned with the global one.
+    """Program that trains a client's model with FedDyn's penalty.
 
     Attributes:
         train: The program without FedDyn.

@@ -1,8 +1,8 @@
 """ExclusiveFL: FedAvg among clients with the same architecture; others exchange nothing.
 
 A baseline of RecipFL (*How Few Davids Improve One Goliath: Federated Learning in Resource-Skew Edge
-Computing Environments*, 2023, §5.1). Strong clients learn nothing from weak ones. A client whose
-architecture no other client has trains alone.
+Computing Environments*, 2023, §5.1). Strong clients learn nothing from weak ones. A client trains
+alone if no other client has its architecture.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class ExclusiveFL(fl.Averaging, fl.Masking):
     def receive(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
     ) -> fl.ServerState:
-        """Average each architecture over its clients' results; without results, keep it."""
+        """Average the results of each architecture; without results, its weights do not change."""
         contributions = (
             fl.Contribution.of(result, graph, self.weights, group=graph.digest)
             for result in results

@@ -90,7 +90,7 @@ class FedADP(fl.Averaging, fl.Masking):
     def begin(
         self, world: fl.World, state: fl.ServerState, round: int, sampled: Sequence[int]
     ) -> fl.ServerState:
-        """Prepare the growth of each of the round's architectures once for all its clients."""
+        """Prepare the transfers of each architecture once for all clients of the round."""
         weights = state.group("global")
         for name in dict.fromkeys(world.clients[c].name for c in sampled):
             fit = self.fit(world, world.tier(name), state.values["drawn"])
@@ -115,8 +115,8 @@ class FedADP(fl.Averaging, fl.Masking):
     ) -> fl.ServerState:
         """Compute ``ω^t ← Σ W_k NetChange(ω_k, ω^t)`` (lines 10, 12).
 
-        The server state stores the round ``drawn`` in which the copies of this sum were drawn,
-        because they are merged later as they were drawn.
+        Widening copies units that are drawn at random. The server state stores in ``drawn`` the
+        round of the draw, so that narrowing can later merge the same copies.
         """
         drawn = round if self.redraw else 0
         state = state.with_group("sent", {})
@@ -131,11 +131,11 @@ class FedADP(fl.Averaging, fl.Masking):
     def merged(
         self, world: fl.World, old: fl.State, results: Iterable[fl.Result], drawn: int = 0
     ) -> tuple[fl.State, Mapping[str, Tensor]]:
-        """Average the grown models; return the mean and its coverage, empty without results.
+        """Average the grown models; return the mean and its coverage (empty without results).
 
         Growing is linear, except for parameters that it initialises, and the weights add up to one.
-        The mean of grown models is therefore the grown mean. So the models of each architecture are
-        averaged first, and their mean is grown once.
+        Growing the mean therefore gives the mean of the grown models. So the models of each
+        architecture are averaged first, and the mean is grown once.
         """
         means: dict[NetChange, ag.Merger] = {}
         totals: dict[NetChange, float] = {}
@@ -229,7 +229,7 @@ class NetChange:
     Attributes:
         graph: The client's architecture.
         frame: The transfers that do not depend on which units are copied.
-        widened: Transfer from the filled state (:class:`Frame`) to as much of the global state as
+        widened: Transfer from the state of ``frame.filled`` to the part of the global state that
             can be grown (Algorithm 2).
         undo: If True, narrowing undoes widening. If False, it follows Algorithm 3.
     """
@@ -285,7 +285,7 @@ class NetChange:
 
     @functools.cached_property
     def blank(self) -> fl.State:
-        """Zeros in the client's shapes that take no memory, for parameters without updates."""
+        """Zeros in the client's shapes, for parameters without updates; they take no memory."""
         return {
             s.name: torch.zeros((), dtype=s.torch_dtype).expand(s.shape) for s in self.same.target
         }
@@ -363,14 +363,15 @@ def unit_copies(size: int, wide: int, draw: torch.Generator) -> list[int]:
 
 @dataclass(frozen=True)
 class Frame:
-    """The transfers between a client and the global model that do not depend on the copies.
+    """The transfers between a client and the global model that do not depend on drawn copies.
 
     Attributes:
         down: Transfer from the global state to the client's (Algorithm 3).
-        shorter: Transfer from the filled state to the client's.
-        deepened: Transfer from the client's state to the filled state.
-        filled: ``g``, without the missing blocks that cannot start as the identity.
-        reached: The global architecture, without these blocks.
+        shorter: Transfer from the state of ``filled`` to the client's.
+        deepened: Transfer from the client's state to the state of ``filled``.
+        filled: The global architecture with the client's widths (``g``), without those blocks that
+            the client lacks and that cannot start as the identity.
+        reached: The global architecture at full width, without the same blocks.
     """
 
     down: ag.Transfer

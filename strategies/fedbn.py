@@ -26,6 +26,6 @@ class FedBN(fl.PartAveraging):
     year = 2021
 
     def private_entries(self, world: fl.World, graph: ag.ArchGraph) -> frozenset[str]:
-        """Return the parameters and buffers of norm layers, and those that ``private`` names."""
+        """Return the tensors of norm layers, and those named by the option ``private``."""
         norms = fl.NormPolicy("per_submodel").unmerged(graph)
         return norms | super().private_entries(world, graph)

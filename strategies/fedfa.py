@@ -104,7 +104,7 @@ class FedFA(fl.Averaging, fl.Masking):
     }
 
     def init(self, world: fl.World) -> fl.ServerState:
-        """Start from ``M_G^0`` (line 3), and assign architectures without a score (1-2).
+        """Start from ``M_G^0`` (line 3), and assign the architectures that need no score (1-2).
 
         Raises:
             RunError: If all architectures of the family exceed the bound ``macs`` of a search.
@@ -126,7 +126,7 @@ class FedFA(fl.Averaging, fl.Masking):
         return fl.ServerState().with_group("global", world.state).with_values(tiers=tiers)
 
     def survey(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Task]:
-        """Yield a task to score architectures for each client that is not limited (line 2)."""
+        """Yield a task that scores architectures, for each client that may choose one (line 2)."""
         if self.choice not in ("zico", "search"):
             return
         weights = state.group("global")
@@ -328,9 +328,9 @@ class ZiCo:
     """Program that scores architectures on a client's data, without training (Li et al., *ZiCo*).
 
     The score is ``Σ_l ln Σ_w mean|g_w| / std(g_w)``: a sum over layers l of weights w, with the
-    mean and standard deviation of the gradient g_w over two minibatches. If the data are too few
-    for two minibatches, each has half of the data. Weights with a deviation of zero are omitted. A
-    higher score is better.
+    mean and standard deviation of the gradient g_w over two minibatches. If there are too few
+    examples for two minibatches, each has half of the examples. Weights with a deviation of zero
+    are omitted. A higher score is better.
 
     Attributes:
         objective: Loss whose gradients are computed.
@@ -442,7 +442,7 @@ class ArchitectureSearch:
 
 
 def zico(gradients: list[dict[str, Tensor]]) -> float:
-    """Compute the ZiCo score from a dict from layer to gradient for each minibatch.
+    """Compute the ZiCo score from gradients: for each minibatch, a dict from layer to gradient.
 
     Example:
         >>> round(zico([{"w": torch.tensor([1.0, 2.0])}, {"w": torch.tensor([3.0, 2.0])}]), 4)
@@ -494,10 +494,10 @@ class Space:
 
 @functools.lru_cache(maxsize=16)
 def combinations(graph: ag.ArchGraph, tiers: tuple[fl.Tier, ...], variant: Variant) -> Space:
-    """Return the search space of a family, in the dimensions that the variant lets vary.
+    """Return the search space of a family; ``variant`` allows depths, widths or both to vary.
 
-    1. Axes that are equally wide in every tier vary together. Tiers without the blocks of an axis
-       are ignored.
+    1. Axes with equal sizes in every tier vary together. A tier that lacks one of two axes is
+       ignored in their comparison.
     2. Depths and widths that are the same in all tiers do not vary.
     """
     blocks = [_depths(graph), *(_depths(tier.graph) for tier in tiers)]

@@ -69,7 +69,7 @@ class FedGKT(fl.Strategy):
     )
 
     def init(self, world: fl.World) -> fl.ServerState:
-        """Start from ``W_s`` of the global model's first weights.
+        """Start ``W_s`` from the initial weights of the global model.
 
         Raises:
             RunError: If a tier's features do not match the input of the server's part.
@@ -97,7 +97,7 @@ class FedGKT(fl.Strategy):
         return fl.private_network(world, client, program, extras=state.group(f"logits/{client}"))
 
     def examine(self, world: fl.World, result: fl.Result) -> None:
-        """Check that a client's tensors match its examples, one row each.
+        """Check that a client's tensors have one row for each of the client's examples.
 
         Raises:
             RejectedUpdate: If a tensor does not match. The message names the tensor.

@@ -303,8 +303,9 @@ def model_parts(graph: ag.ArchGraph, after: str | None = None, before: str | Non
             parameters.
 
     Raises:
-        RewriteError: If a part would be empty, the intermediate layers have nothing to train, or a
-            value that crosses a cut depends on several examples.
+        RewriteError: If a part would be empty, the intermediate layers have no trainable
+            parameters, or a value that crosses a cut has a variable size in a dimension other than
+            the first (the batch).
         GraphError: If a section or block does not exist.
     """
     before = before or _classifier(graph)

@@ -89,7 +89,7 @@ class FedProto(fl.Masking):
     ) -> fl.ServerState:
         """Average the prototypes of each class over the clients that have the class (line 6).
 
-        Classes that no client of the round has keep their prototypes.
+        If no client of the round has a class, the prototype of the class does not change.
         """
         arrived = {result.client: result.extras for result in results}
         width = self._width(world)
@@ -115,7 +115,7 @@ class FedProto(fl.Masking):
 
 
 def projected(embeddings: Tensor, width: int, seed: int) -> Tensor:
-    """Project embeddings ``[example, ...]`` to a width; return them unchanged if they have it.
+    """Project embeddings ``[example, ...]`` to a width, unless they already have this width.
 
     The random matrix depends only on the seed and the two widths. On average, it preserves lengths
     and distances.

@@ -41,7 +41,7 @@ class FedRep(fl.PartAveraging):
     head_epochs: int = fl.option(10, least=1)
 
     def private_entries(self, world: fl.World, graph: ag.ArchGraph) -> frozenset[str]:
-        """Return the parameters of the head, and those that ``private`` names."""
+        """Return the parameters of the head, and those named by the option ``private``."""
         return fl.classifier(graph, world.classes) | super().private_entries(world, graph)
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:

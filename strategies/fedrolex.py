@@ -60,8 +60,8 @@ class FedRolex(fl.PartAveraging):
             round t begins t - 1 channels before that of round 1.
         scaler: Divide activations by a tier's width rate in training. HeteroFL and the official
             code, which is based on HeteroFL's, do this; the paper does not.
-        norm: How running statistics are treated. They cannot stay with a client, because its window
-            moves.
+        norm: How running statistics are treated. Running statistics cannot stay with a client,
+            because the client's window moves.
 
     Example:
         >>> FedRolex(direction="backward").step

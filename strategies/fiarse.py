@@ -80,8 +80,8 @@ class FIARSE(fl.Weighted, fl.Masking):
         by: Scope of the threshold θ: one for the whole ``model``, or one for each ``tensor``.
         structured: If True, keep the most important channels of every axis, as many as the tier
             has, instead of the largest single weights.
-        norm: How running statistics are treated. They cannot stay with a client, because its mask
-            changes.
+        norm: How running statistics are treated. Running statistics cannot stay with a client,
+            because the client's mask changes.
 
     Example:
         >>> FIARSE(structured=True).by

@@ -36,7 +36,7 @@ from archgraph import federation as fl
 
 
 def own_parameters(graph: ag.ArchGraph, axis: str) -> int:
-    """Count the parameters of the layers whose outputs have an axis, such as its output channels.
+    """Count the parameters of the layers whose outputs have this axis, e.g. as their channels.
 
     Example:
         >>> net = torch.nn.Sequential(torch.nn.Linear(2, 10), torch.nn.Linear(10, 3))
@@ -74,7 +74,7 @@ def rates(graph: ag.ArchGraph, apoz: Mapping[str, float]) -> dict[str, float]:
 
 
 def widths(graph: ag.ArchGraph, rate: Mapping[str, float], most: int) -> dict[str, int]:
-    """Return sizes of the axes: rates times the largest factor within a number of parameters.
+    """Return axis sizes: rates times the largest factor for a maximum number of parameters.
 
     Axes without a rate keep their full size.
     """
@@ -192,7 +192,7 @@ class FlexFLPool(fl.PartAveraging):
         return fl.ServerState().with_group("global", world.state).with_values(sizes=sizes)
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
-        """Send the submodel of the client's tier, with a program that uses the smaller ones."""
+        """Send the submodel of the client's tier, and a program that distils from smaller ones."""
         tier = self._tier(world, state, world.tier_of(client))
         objective, cost = fl.TaskLoss(mask_absent=self.mask_absent), ag.cost(tier.graph).parameters
         pool = {one.graph: one for one in (self._tier(world, state, t) for t in world.by_size)}

@@ -11,7 +11,7 @@ common base layers     :class:`CommonLayers` whose members are all clients
 run of layers          consecutive layers that the same clients share: a :class:`CommonLayers`
 cluster                the members of a run
 *Max-Common*           the runs are the nodes of the prefix tree of all clients' layers
-weights of a cluster   group ``trie/N`` of the server state; names are positions in run N
+weights of a cluster   group ``trie/N`` of the server state; tensors are numbered within run N
 personal layers        layers that are in no run: ``Task.private``
 =====================  ========================================================================
 
@@ -191,7 +191,7 @@ def chain_units(
 ) -> tuple[ChainUnit, ...]:
     """Return the layers or blocks of an architecture in order.
 
-    The options of :class:`FlexiFed` describe ``match`` and ``unit``.
+    ``match`` and ``unit`` are options of :class:`FlexiFed`.
     """
 
     def unit_of(part: Iterable[ag.Layer]) -> ChainUnit:

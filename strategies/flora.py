@@ -68,8 +68,8 @@ class FLoRA(fl.LowRankAveraging):
         """Start from the global model.
 
         Raises:
-            RunError: If the global model has no low-rank adapters. Also if a layer whose adapter is
-                shared is private itself, or if other layers use its weight, too.
+            RunError: If the global model has no low-rank adapters. Also if a layer has a shared
+                adapter, but its weight is private or is used by other layers, too.
         """
         if tied := [a.weight for a in self.shared(world) if not a.alone]:
             raise ag.RunError(

@@ -41,8 +41,8 @@ class HeteroFL(fl.Averaging, fl.Masking):
             mode only.
         label_rows: Average the head's row of a label only over clients that have the label.
         norm: How running statistics are treated. If a narrow tier has running statistics,
-            ``averaged`` and ``local`` require ``scaler: false``, because the statistics would be
-            those of scaled activations, and tests do not scale.
+            ``averaged`` and ``local`` require ``scaler: false``, because the statistics would
+            describe scaled activations, but tests do not scale activations.
 
     Example:
         >>> HeteroFL(mode="dynamic").norm
@@ -127,11 +127,11 @@ class HeteroFL(fl.Averaging, fl.Masking):
         return fl.covered_mean(world, state, results, weights=self.weights, rows=rows)
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
-        """Evaluate the global model, and each tier's on the data of the clients that run it."""
+        """Evaluate the global model, and each tier's model on the data of the tier's clients."""
         return fl.by_tier(world, state, norm=self.norm, runs=state.values["tiers"], idle=True)
 
     def owned_rows(self, world: fl.World) -> Callable[[fl.Result], Mapping[str, Tensor]] | None:
-        """Return the function that marks the rows of a client that count; None if all count."""
+        """Return a function from result to masks of averaged rows; None to average all rows."""
         if not self.label_rows:
             return None
         return lambda result: self._rows(world.tier(result.tier), world.clients[result.client])

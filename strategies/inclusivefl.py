@@ -35,8 +35,8 @@ class InclusiveFL(fl.Averaging, fl.Masking):
     """Options of InclusiveFL.
 
     Attributes:
-        beta: β, the weight of the step of the deeper model's layers in the step of a shallower
-            model's last layer. With 0, there is no momentum distillation.
+        beta: β, the weight of the deeper model's step when a shallower model's last layer is moved.
+            With 0, there is no momentum distillation.
 
     Example:
         >>> InclusiveFL().beta
@@ -277,8 +277,9 @@ def teaching_layers(
 ) -> dict[str, list[str]]:
     """Map parameters of a size's last layers to the deeper size's parameters that teach them.
 
-    In each section in which the deeper size has more blocks, a layer of the size's last block is
-    taught by the same layer of the deeper size's blocks, from this block to the last one.
+    This is done in each section in which the deeper size has more blocks. A layer in the size's
+    last block of the section is taught by the corresponding layers of the deeper size's blocks,
+    from the block at the same depth to the last block of the section.
     """
     mine, theirs = (prefix(graph, tiers, tier) for tier in (small, large))
     trained = {param.name for param in graph.params if param.trainable}

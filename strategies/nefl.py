@@ -42,10 +42,10 @@ class NeFL(fl.Weighted):
     """Options of NeFL.
 
     Attributes:
-        steps: Step sizes on residual branches: trained, constant (N/L), or none. Every submodel has
-            its own step sizes.
-        initial: Initial step sizes. ``ones``: 1. ``ode`` (NeFL-DO): 1 + k for a block if the
-            submodel lacks the k blocks that follow it in the global model.
+        steps: Step sizes on residual branches: trained, constant (N/L in the paper), or none. Every
+            submodel has its own step sizes.
+        initial: Initial step sizes. ``ones``: 1 for every block. ``ode`` (NeFL-DO): 1 + k for a
+            block if the submodel lacks the k blocks that follow it in the global model.
         inconsistent: Norm layers that are separate for each submodel. ``auto``: layers with running
             statistics (§IV-B1). Layer norms are then shared, which works better (§V-B4). ``norms``:
             all norm layers.

@@ -1,12 +1,12 @@
-"""Rank mean: each rank of a low-rank adapter is averaged over the clients that have this rank.
+"""Rank mean: each row or column of adapter factors is averaged over the clients that have it.
 
 Unlike in HetLoRA, adapters are not padded with zeros, and a client's aggregation weight does not
 depend on its adapters. If all ranks are equal, this method is FedIT. The average is that of
 HeteroFL (Diao et al., ICLR 2021, Algorithm 1), with the rank in place of the width.
 
 The resulting update of the weights differs from ``Σ p s B A``, because the product of mean factors
-is not the mean of the products, and because a rank that only one client has keeps this client's
-values unscaled. FLoRA, which stacks the factors, computes the sum exactly.
+is not the mean of the products, and because a row or column that only one client has keeps this
+client's values unscaled. FLoRA, which stacks the factors, computes the sum exactly.
 """
 
 from __future__ import annotations

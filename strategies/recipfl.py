@@ -71,8 +71,8 @@ class RecipFL(fl.Masking):
             tier with the fewest parameters.
         strong: Tiers whose clients are strong. Default: all tiers with another architecture than
             ``small``.
-        descriptor: Description of a client as input of the hypernetwork: its class proportions
-            (``classes``), a learned embedding of its ``id``, or ``none``.
+        descriptor: Description of a client that is an input of the hypernetwork: its class
+            proportions (``classes``), a learned embedding of its ``id``, or ``none``.
         embedding: Size of the embedding of an id.
         steps: Number of traversals of a graph in both directions (τ).
         reach: Maximum length of a shortest path that becomes a virtual edge (GHN-2: 50). With 1
@@ -82,7 +82,7 @@ class RecipFL(fl.Masking):
             code uses 1; 8 is faster.
         width: Size of a node's features.
         hidden: Size of the decoders' hidden layers.
-        tile: Longest side of a tile. In a larger layer the tile is repeated, so that neurons have
+        tile: Longest side of a tile. In a larger layer, the tile is repeated, so some neurons have
             equal weights. For LeNet-5, with a layer of 120 × 256, the studies use 256.
         mixing: How a node's features are computed. ``concat`` (paper): a linear layer of the
             operator's embedding and the code of its weights. ``sum`` (code): the sum of both and an
@@ -238,7 +238,7 @@ class RecipFL(fl.Masking):
         """Check that no parameter of a client exceeds ``bound``.
 
         Raises:
-            RejectedUpdate: If one does. The message names the tensor.
+            RejectedUpdate: If a parameter exceeds the bound. The message names the tensor.
         """
         small, main = self.small_tier(world).graph, world.tier_of(result.client).graph
         # A single large number would dominate the gradient's norm and the clipped step.
@@ -336,7 +336,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Server:
-    """The hypernetwork with its inputs, in one state of the server.
+    """The hypernetwork, together with the server state from which its inputs are read.
 
     Attributes:
         strategy: The options.
@@ -354,7 +354,7 @@ class Server:
     def of(
         strategy: RecipFL, world: fl.World, state: fl.ServerState, *, change: bool = False
     ) -> Server:
-        """Build the hypernetwork with the state's φ, or, to change φ, with a copy.
+        """Build the hypernetwork with the state's φ; with ``change``, φ is copied.
 
         Networks that only read φ are cached, so that all clients of a round use the same one.
         """
@@ -378,7 +378,7 @@ class Server:
         return Server(strategy, world, state, network)
 
     def parts(self, clients: Iterable[int]) -> list[Part]:
-        """List the clients' own models, each followed by the small one if the client is strong."""
+        """List each client's own model, followed by the small model if the client is strong."""
         small, parts = self.strategy.small_tier(self.world), []
         for client in clients:
             models = {OWN: self.world.tier_of(client)}
@@ -390,7 +390,7 @@ class Server:
         return parts
 
     def about(self, parts: Sequence[Part]) -> Tensor | None:
-        """Return the descriptor ``a_m`` of each part's client: class proportions, or ids."""
+        """Return the client's descriptor ``a_m`` for each model: class proportions, or ids."""
         clients = [part.client for part in parts]
         match self.strategy.descriptor:
             case "none":
@@ -402,7 +402,7 @@ class Server:
                 return counts / counts.sum(1, keepdim=True).clamp(min=1)
 
     def generated(self, parts: Sequence[Part]) -> list[tuple[Part, dict[str, Tensor]]]:
-        """Return the parts, each with its generated tensors on the CPU, without gradients."""
+        """Return pairs of a model and its generated tensors on the CPU, without gradients."""
         with torch.no_grad():
             states = self.network.generate(
                 [part.graph for part in parts], [part.last for part in parts], self.about(parts)
@@ -444,7 +444,7 @@ class Server:
         return sum(math.prod(entry.shape) * entry.dtype.itemsize for entry in entries)
 
     def taken(self, part: Part, result: fl.Result) -> dict[str, Tensor]:
-        """Return the generated tensors of a part from a client's result."""
+        """Return, from a client's result, the tensors of one model that are generated."""
         sent = result.state if part.name == OWN else result.others[part.name]
         return {entry.name: sent[entry.name] for entry in self.network.entries(part.graph)}
 

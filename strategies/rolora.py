@@ -1,4 +1,4 @@
-"""RoLoRA: clients train the second factors of the adapters in odd rounds, the first in even ones.
+"""RoLoRA: clients train the adapters' second factors in odd rounds, the first in even rounds.
 
 Chen, Guo, Ju, Dalal, Liu, Zhang: *Robust Federated Finetuning of LLMs via Alternating Optimization
 of LoRA*, 2025, Algorithm 1.

@@ -67,7 +67,7 @@ class ScaleFL(fl.Averaging):
         """Start from ``Θ``.
 
         Raises:
-            RunError: If a tier's exits are not the first ones of the global model.
+            RunError: If a tier's exits are not the first exits of the global model.
         """
         full = ag.exits(world.graph)
         for tier in world.tiers:

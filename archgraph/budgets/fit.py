@@ -75,24 +75,25 @@ def fit(
             - ``nested``: Like ``uniform``, but single axes may have the next larger size if they
               fit. The submodel for a smaller budget is a part of the one for a larger budget.
             - ``free``: Every axis has its own size, including the width of heads. Axes are widened
-              until none can be wider. (With a memory budget, up to 5 % may remain unused.)
+              until none can be wider. (Up to 5 % of a memory budget may remain unused.)
         importance: Scores, or a file of scores. The positions with the highest scores are kept
             instead of the first. For ``nested`` and ``free``, fractions are fractions of the sum of
             scores instead of the number of positions. The blocks with the lowest scores are removed
             first.
-        multiple: Make sizes multiples of this number, which hardware prefers. Exceptions are
-            numbers of heads, axes shorter than two multiples, and axes that are not cut.
+        multiple: Make sizes multiples of this number, which hardware prefers. This does not apply
+            to numbers of heads, to axes shorter than twice this number, and to axes that are not
+            cut.
         keep: Axes that keep their size, as names, roles or patterns, and blocks that are not
-            removed. The name of a block also matches the axes inside the block, but not the width
-            between blocks.
+            removed. The name of a block also matches the axes inside the block, but not the axis of
+            the block's inputs and outputs, which other blocks share.
         skip: Names or patterns of blocks that may be removed if necessary; ``"*"`` for all
             removable blocks. ``keep`` takes precedence.
         like: The original model, to choose only sizes that its class supports. Then
             :func:`archgraph.to_transformers` or :func:`archgraph.to_timm` can save the submodel.
             Pass the model of transformers that was traced, or its folder, or
-            ``functools.partial(timm.create_model, name, …)``. The class is tried with different
-            arguments, which takes seconds, or minutes for a folder. Attention loses whole heads.
-            Add adapters after the cut.
+            ``functools.partial(timm.create_model, name, …)``. The function tries different
+            arguments of the class, which takes seconds, or minutes for a folder. In attention, only
+            whole heads are removed. Add adapters after the cut.
         verify: Verify the submodel as :func:`archgraph.take` and :func:`archgraph.skip` do.
 
     Raises:

@@ -47,7 +47,8 @@ def importance(
     """Score every position of every free axis and, if data is passed, every removable block.
 
     A position (an index along an axis, such as a channel) is scored by all parameters that cutting
-    it would remove: the weights that compute it, the weights that use it, and the norms between.
+    it would remove: the weights that compute it, the weights that use it, and the norm layers
+    between these.
 
     Args:
         graph: The architecture.
@@ -55,16 +56,17 @@ def importance(
         data: Batches, as pairs of inputs and targets on the devices of the weights. Inputs are a
             tensor, a list of tensors, or a dict from argument name to tensor.
         method: How positions are scored. ``weights``: the Euclidean norm of the weights of a
-            position (Li et al. 2017 for filters, Fang et al. 2023 for coupled cuts). ``taylor``:
-            the first-order change of the loss without the position, ``|Σ weight · gradient|``,
-            averaged over batches (Molchanov et al. 2019, who use its square).
+            position (Li et al. 2017 for filters, Fang et al. 2023 for coupled cuts). ``taylor``: a
+            first-order estimate of the change of the loss if the position is removed, ``|Σ weight ·
+            gradient|``, averaged over batches (Molchanov et al. 2019, who use its square).
         loss: Function from outputs and targets to a number. Used only by ``taylor``.
 
     Returns:
         The scores. The score of a removable block is one minus the cosine similarity of its input
-        and output, averaged over examples and positions (ShortGPT, Men et al. 2024). For a dense
-        block, its outputs with and without the new features are compared. For a block without a
-        shortcut, the score depends on the order of the channels.
+        and output, averaged over examples and positions (ShortGPT, Men et al. 2024). For a block
+        that appends features, as in DenseNet, the block's outputs with and without these features
+        are compared. If a block has no residual connection, its score depends on the order of the
+        channels.
 
     Raises:
         DataError: If the method needs data and there is none.

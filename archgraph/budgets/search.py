@@ -1,9 +1,9 @@
 """Search for the sizes and blocks of a submodel within budgets, with exact cost polynomials.
 
-The search keeps the proportions of the network, because the weights may be unknown. Other
-objectives would be arbitrary. For example, to maximise the product of all widths of 64 → 64 → 64 →
-64 within a quarter of the multiply–accumulates, one would keep 64 in the middle and cut the others
-to 16.
+A *width* is a group of axes that are cut together (:class:`~archgraph.budgets.widths.AxisGroup`).
+Its size is counted in units, equal parts into which each of its axes is divided. The search keeps
+the proportions between widths, since without scores no width is known to be more important than
+another.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class Submodel:
 
 
 class Tally:
-    """The costs of submodels in one measure, as NumPy arrays for fast evaluation.
+    """The cost polynomial of one measure, as NumPy arrays for fast evaluation.
 
     Args:
         parts: The terms of the measure's cost polynomial.
-        widths: Dict from axis to the index of its width and its number of positions per unit. For
-            an axis that is not cut: ``count`` and its size.
+        widths: Dict from axis to the index of its width, and the number of the axis' positions in a
+            unit. For an axis that is not cut, the pair is ``count`` and the axis' size.
         count: Number of widths.
         blocks: Dict from each removable block to the axes that are removed with it.
     """
@@ -100,7 +100,7 @@ class Tally:
         return float(self.terms(sizes, skipped).sum())
 
     def changes(self, sizes: Floats, others: Floats, skipped: frozenset[str]) -> Floats:
-        """Return, for each width, how the cost changes if only this width gets its other size."""
+        """Return the cost change for each width if only that width takes its size in ``others``."""
         ratio = (others / sizes)[self.width] ** self.exponent - 1
         weights = self.terms(sizes, skipped)[self.term] * ratio
         changes: Floats = np.bincount(self.width, weights, minlength=self.count).astype(np.float64)
@@ -120,11 +120,14 @@ class Search:
     Attributes:
         tallies: Dict from measure to its :class:`Tally`.
         limits: Dict from each measure with a budget to the largest allowed cost.
-        grids: For each width, its possible sizes, ascending. The last one is its full size.
-        shares: For each width, the fraction of the width at each possible size. The last one is 1.
-        losses: For each width, the loss at each possible size. The last one is 0.
-        depths: For each section, its number of blocks, and its removable blocks in the order of
-            removal.
+        grids: For each width, its possible sizes in ascending order, ending with its full size.
+        shares: For each width, the fraction of its positions, or of their scores, that each
+            possible size keeps. At the full size, the fraction is 1.
+        losses: For each width, the penalty for each possible size: −log of the fraction in
+            ``shares``, times the elasticity of the costs in this width. At the full size, the
+            penalty is 0.
+        depths: For each section, its number of blocks and the names of its removable blocks, in the
+            order in which they are removed.
     """
 
     tallies: Mapping[str, Tally]
@@ -140,7 +143,7 @@ class Search:
         return np.fromiter(chosen, dtype=np.float64, count=len(at))
 
     def lost(self, at: Ints) -> Floats:
-        """Return the loss of each width in a submodel."""
+        """Return the penalty (see ``losses``) for the size of each width."""
         chosen = (loss[i] for loss, i in zip(self.losses, at, strict=True))
         return np.fromiter(chosen, dtype=np.float64, count=len(at))
 
@@ -161,13 +164,13 @@ class Search:
         return Submodel(np.zeros(len(self.grids), dtype=np.int64), skipped)
 
     def by_share(self, *, uniform: bool) -> Iterator[Submodel]:
-        """Yield the submodels within the budgets that one fraction of all widths defines.
+        """Yield submodels within the budgets, each defined by one fraction for all widths.
 
         1. Let the fraction decrease from 1 to 0. Each width has the smallest possible size that is
            at least this fraction of the width, and each section the smallest such number of blocks.
         2. If several widths change at the same fraction, they change one after the other.
         3. Each change makes the submodel cheaper, so bisection finds the first submodel that fits.
-           If ``uniform`` is True, only submodels after all changes at a fraction count.
+           If ``uniform`` is True, submodels between two changes at the same fraction are skipped.
         """
         shares = [share[:-1] for share in self.shares]  # where each width moves down
         shares += [np.arange(n - 1, n - 1 - len(names), -1) / n for n, names in self.depths]
@@ -191,7 +194,8 @@ class Search:
     def filled(self, point: Submodel, last: Ints | None = None) -> Submodel:
         """Widen single widths of a submodel until no width can be wider within the budgets.
 
-        In each step, the width with the best ratio of gain to cost grows.
+        In each step, the width with the largest decrease of the penalty per additional cost is
+        widened.
 
         Args:
             point: The submodel.
@@ -220,7 +224,7 @@ class Search:
         return Submodel(at, point.skipped)
 
     def narrower(self, point: Submodel) -> Iterator[Submodel]:
-        """Yield a submodel, then variants: one width is a step smaller, the others are filled."""
+        """Yield a submodel, then variants with one width a step smaller and other widths larger."""
         yield point
         for width in np.flatnonzero(point.at):
             at, last = point.at.copy(), self.start.at

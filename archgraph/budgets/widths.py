@@ -38,7 +38,7 @@ class AxisGroup:
         return math.gcd(*(axis.size for axis in self.axes))
 
     def sizes(self, units: int) -> dict[Axis, int]:
-        """Return a dict from axis to its size with this number of units."""
+        """Return a dict from axis to the axis' size with this number of units."""
         return {axis: axis.size // self.units * units for axis in self.axes}
 
     def grid(self, multiple: int) -> list[int]:
@@ -54,19 +54,26 @@ class AxisGroup:
 
 
 def smaller(widths: Sequence[AxisGroup], units: Iterable[float]) -> dict[Axis, int]:
-    """Return a dict from each axis that becomes smaller to its size, for given numbers of units."""
+    """Return a dict from axis to its new size, for axes that become smaller.
+
+    Args:
+        widths: Groups of axes that are cut together.
+        units: For each group, the number of units (equal parts of its axes) to keep.
+    """
     chosen = (width.sizes(int(number)) for width, number in zip(widths, units, strict=True))
     return {axis: n for sizes in chosen for axis, n in sizes.items() if n < axis.size}
 
 
 def widths_of_class(graph: ArchGraph, among: Iterable[Axis], check: ClassCheck) -> list[AxisGroup]:
-    """Return the widths that can be smaller in the class of a model, by trying sizes.
+    """Return the groups of axes that a model's class allows to be narrower, by trying sizes.
 
-    1. Axes of equal size whose names differ only in layer numbers form one width.
-    2. Halve each width alone. If the class requires that other widths change as well, unite these
-       widths. If the class does not support the network for another reason, the width is not cut.
+    1. Axes of equal size whose names differ only in layer numbers form one group, called a width.
+    2. Halve one width at a time. If the class requires that other widths change as well, unite
+       these widths. If the class does not support the network for another reason, the width is not
+       cut.
     3. Find the smallest step by which the class can reduce the width, among the divisors of the
-       width. A class may require a multiple of the number of heads.
+       width. The step may be greater than 1, for example because the class requires multiples of
+       the number of heads.
 
     Args:
         graph: The network.

@@ -12,11 +12,12 @@ descriptors of their data. ``generate`` computes new states. ``pull_back`` compu
 4. ``decoders``, one for each slot, map node features to a tensor of any size.
 5. ``network`` combines these; ``server`` has the optimiser of φ, and clients' states on disk.
 
-- A tensor that several operators use belongs to the first of them. Buffers and tensors that are
-  frozen, unused or not real stay on the client. Other tensors without a decoder raise an error.
+- A tensor that several operators use belongs to the first of them. Buffers, and parameters that are
+  frozen, unused or not floating-point, are not generated and stay on the client. If another tensor
+  has no decoder, an error is raised.
 - ``pull_back`` handles a few tensors at a time, so that the generated weights are never all in
-  memory. Their differences to the trained tensors become gradients of the decoders' inputs, from
-  which one backward pass leads to φ.
+  memory. The differences between generated and trained tensors give the gradients of the decoders'
+  inputs. One backward pass from these inputs then computes the gradient of φ.
 
 The extra ``hypernet`` installs PyTorch Geometric, which takes seconds to import. Within archgraph,
 only the strategy ``recipfl`` imports this package. Names are imported on first use.

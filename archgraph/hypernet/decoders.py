@@ -15,7 +15,7 @@ Elementwise = Callable[[Tensor], Tensor]
 
 
 def stretch(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Repeat each dimension of a tensor, and crop it to a shape from its start.
+    """Repeat a tensor along each dimension, and crop the result to a shape.
 
     Example:
         >>> import torch
@@ -41,7 +41,7 @@ def _halved(shape: Sequence[int], most: int) -> tuple[int, ...]:
 
 
 def crop(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Crop a tensor to its start in each dimension that is longer than in the shape."""
+    """Crop a tensor to a shape, along each dimension that is longer than in the shape."""
     for dim, size in enumerate(shape):
         if size < tensor.shape[dim]:  # narrowing to the full size would copy the gradient
             tensor = tensor.narrow(dim, 0, size)
@@ -49,7 +49,7 @@ def crop(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 class Decoder(nn.Module, ABC):
-    """Base of decoders: a network with two layers that computes codes, which become tensors.
+    """Base class of decoders: a two-layer network that computes codes, which become tensors.
 
     A decoder serves one slot, that is, the tensors of one argument of one operator. A code is an
     array from which a subclass computes a tensor of any size.
@@ -71,14 +71,14 @@ class Decoder(nn.Module, ABC):
         nn.init.zeros_(self.outer.bias)
 
     def forward(self, features: Tensor, largest: tuple[int, ...]) -> Tensor:
-        """Compute codes from features, without the parts that no tensor needs.
+        """Compute codes from features, restricted to the part that the tensors need.
 
         Args:
             features: Inputs of shape [rows, features], one per tensor.
             largest: Largest size of each dimension among the tensors of these rows.
 
         Returns:
-            Codes of shape [rows, *part], where ``part`` is the result of :meth:`part`.
+            Codes of shape [rows, *part], where ``part`` is the shape that :meth:`part` returns.
         """
         part, hidden = self.part(largest), self.inner(features).relu()
         weight = crop(self.outer.weight.view(*self.shape, -1), (*part, hidden.shape[1]))
@@ -92,7 +92,10 @@ class Decoder(nn.Module, ABC):
 
     @abstractmethod
     def tensors(self, codes: Tensor, shape: tuple[int, ...], form: Elementwise) -> Tensor:
-        """Decode codes [rows, *part] to tensors [rows, *shape], and apply ``form`` to them."""
+        """Decode codes [rows, *part] to tensors [rows, *shape].
+
+        ``form`` is an elementwise function that scales or bounds the values.
+        """
 
 
 class Tiled(Decoder):
@@ -157,7 +160,10 @@ class LowRank(Decoder):
         return self.shape
 
     def tensors(self, codes: Tensor, shape: tuple[int, ...], form: Elementwise) -> Tensor:
-        """Return the sums of outer products; if codes have variance 1, the sums have it, too."""
+        """Apply ``form`` to the sums of outer products.
+
+        If the codes have variance 1, the sums have variance 1, too.
+        """
         rows, rank = len(codes), self.rank
         first, second = self.sides
         parts = codes.split([rank * n for n in (first, second, math.prod(self.kernel))], 1)

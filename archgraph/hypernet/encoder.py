@@ -1,4 +1,4 @@
-"""Encode the current values of a tensor as a vector (RecipFL §3.2: a Transformer over pieces)."""
+"""Encode the current values of a tensor as a vector, with a Transformer (RecipFL §3.2)."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def bin_means(tensors: Sequence[Tensor], bins: int = 128) -> tuple[Tensor, Tenso
 class ParameterEncoder(nn.Module):
     """Transformer that encodes the values of a tensor as a vector.
 
-    The tensor's :func:`bin_means` are cut into pieces, which are the tokens of the Transformer. Its
-    outputs are averaged.
+    The tensor's :func:`bin_means` are cut into pieces, which are the tokens of the Transformer. The
+    Transformer's outputs are averaged.
 
     Args:
         slots: Number of slots (roles of tensors). Each has a learned vector, which distinguishes a

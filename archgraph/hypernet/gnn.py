@@ -21,7 +21,7 @@ class GatedGNN(nn.Module):
         width: Size of a node's features.
         steps: Number of times that both traversals are run (τ).
         virtual: If True, nodes also receive messages over virtual edges, from a separate MLP. Each
-            such message is divided by the length s of the path that the edge stands for.
+            of these messages is divided by the length s of the path that the virtual edge replaces.
 
     Source:
         RecipFL, Eqs. 6–7: one MLP and one GRU cell for all nodes and both directions. Virtual

@@ -59,8 +59,10 @@ class GeneratedTensor:
         node: Index of this operator in ``graph.nodes``.
         shape: Shape of the tensor.
         dtype: Dtype of the tensor.
-        form: Function from the decoder's output to the tensor.
-        scale: Scale in this function.
+        form: Elementwise function that is applied to the decoder's output: ``weight`` multiplies by
+            ``scale``, ``factor`` is a sigmoid times ``2 · scale``, ``shift`` is a hyperbolic
+            tangent.
+        scale: Scale in ``form``; not used by ``shift``.
     """
 
     name: str
@@ -72,7 +74,7 @@ class GeneratedTensor:
     scale: float
 
     def formed(self, p: Tensor) -> Tensor:
-        """Apply the form to a decoder's output elementwise."""
+        """Apply the function ``form`` to a decoder's output."""
         match self.form:
             case "factor":
                 return 2 * self.scale * torch.sigmoid(p / 2)
@@ -95,7 +97,7 @@ def rule(graph: ArchGraph, param: Param) -> LocalRule | None:
 
 @per_graph
 def local(graph: ArchGraph) -> Mapping[str, LocalRule]:
-    """Return a dict from each tensor that is never generated to the reason.
+    """Return a dict from the name of each tensor that is never generated to the reason.
 
     Example:
         >>> from archgraph.capture.trace import trace
@@ -288,12 +290,12 @@ class Messages(NamedTuple):
     """The messages that the nodes of a level receive over edges, or over virtual edges.
 
     Attributes:
-        sources: Indices of earlier levels, each with the indices of its nodes that send, or None if
-            all of them send.
-        edge_index: Edges [2, edges], from an index into the concatenated senders to an index of a
-            node of this level.
-        distance: Length of the path that each edge stands for, [edges], by which messages are
-            divided. Default: all 1.
+        sources: Pairs of the index of an earlier level, and the indices of the nodes in this level
+            that send messages (None if all of them do).
+        edge_index: Edges [2, edges]. The first row contains indices into the concatenated sending
+            nodes, the second contains indices of the receiving level's nodes.
+        distance: For each virtual edge, the length of the path that it replaces, [edges]. Messages
+            are divided by this length. Default: all 1.
     """
 
     sources: tuple[tuple[int, Tensor | None], ...]
@@ -306,7 +308,7 @@ class Level(NamedTuple):
 
     Attributes:
         size: Number of nodes.
-        messages: Messages over edges and, if the plan has virtual edges, over these.
+        messages: The messages over edges, followed by those over virtual edges if the plan has any.
     """
 
     size: int

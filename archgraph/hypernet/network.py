@@ -63,11 +63,11 @@ class GraphHypernetwork(nn.Module):
         descriptor: Size of a client's descriptor (a_m). 0 if clients are not described.
         clients: Number of clients if their descriptors are learned embeddings of their ids. 0 if
             descriptors are passed.
-        mixing: How the features of a node are computed from the embedding of the operator and the
-            code of its tensors. ``concat``: by a linear layer of both. ``sum``: as the sum of both
-            and an embedding of the shape of the node's largest tensor.
-        described: The tensors that the descriptor affects. ``all``: all tensors. ``head``: those of
-            the last operator that multiplies by a weight.
+        mixing: How the features of a node are computed from the embedding of its operator and the
+            code of its tensors. ``concat``: by a linear layer whose input is both vectors. ``sum``:
+            as the sum of both vectors and an embedding of the shape of the node's largest tensor.
+        described: The tensors that the client's descriptor affects. ``all``: all tensors. ``head``:
+            those of the last operator that multiplies its input by a weight.
         shifts: Whether biases of norm layers are ``generated``, or stay on the client (``local``).
 
     Raises:
@@ -144,10 +144,10 @@ class GraphHypernetwork(nn.Module):
             return cls(Vocabulary.of(graphs), largest, **options)
 
     def unset(self, graph: ArchGraph) -> Mapping[str, LocalRule | Literal["shift"]]:
-        """Return a dict from each tensor that is not generated to the reason.
+        """Return a dict from the name of each tensor that is not generated to the reason.
 
         Raises:
-            GraphError: If another tensor has no decoder.
+            GraphError: If a tensor that should be generated has no decoder.
         """
         generated = self.entries(graph)
         for entry in generated:
@@ -199,7 +199,7 @@ class GraphHypernetwork(nn.Module):
         descriptor: Tensor | None = None,
         weights: Sequence[float] | None = None,
     ) -> float:
-        """Add to φ's gradients those of the loss Σ_m w_m ½‖θ̃_m − θ_m‖².
+        """Add the gradient of the loss Σ_m w_m ½‖θ̃_m − θ_m‖² to the ``grad`` of the parameters φ.
 
         Gradient descent then moves the generated weights θ̃_m towards the trained weights θ_m. Only
         a few generated tensors are in memory at a time.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def follow_gradients(
     network: nn.Module, optimiser: torch.optim.Optimizer, clip: float = 50.0
 ) -> float:
-    """Take an optimiser step along the gradients that calls of ``pull_back`` accumulated.
+    """Take an optimiser step with the gradients that calls of ``pull_back`` have accumulated.
 
     Source: RecipFL, Eq. 4, with the opposite sign; Adam and clipping are from the authors' code.
 

@@ -79,12 +79,12 @@ class Alignment:
 
     @functools.cached_property
     def widths(self) -> Widths:
-        """Sizes that the larger graph's axes have in the client, from the shapes of its leaves."""
+        """Dict from axis of the larger graph to its size in the client, read from tensor shapes."""
         return Widths(self.client, self.whole, self.leaves, self.blocks, self.nodes)
 
     @functools.cached_property
     def transfer(self) -> Transfer:
-        """Transfer from the larger graph's states to the client's, without blocks and channels.
+        """Transfer from the larger graph's states to the client's, which drops blocks and channels.
 
         Raises:
             RewriteError: If the larger graph does not contain the client. The message names the

@@ -28,7 +28,7 @@ class MatchedPair(NamedTuple):
 def best_matches(
     m: int, n: int, options: Callable[[int, int], Iterable[tuple[int, int, int]]]
 ) -> tuple[int, list[MatchedPair]]:
-    """Align two sequences in order, with the largest total score of the matches.
+    """Align two sequences in order so that the total score of the matches is maximal.
 
     ``best[i][j]`` is the largest score for the items from index i of the first and from index j of
     the second sequence on. At each step, either an item of one sequence is skipped, or some items
@@ -79,9 +79,9 @@ def best_matches(
 def matching_blocks(sides: Sides, likeness: Likeness) -> list[Match]:
     """Match the blocks of two graphs, by sections or, if that matches more, ignoring sections.
 
-    The score of a pair of sections is the score of the best matches of their blocks. Sections are
-    ignored if this increases the total score and leaves fewer blocks unmatched: fewer of the
-    client, or fewer that cannot be removed.
+    The score of a pair of sections is the total score of the best matches of their blocks. Sections
+    are ignored if this increases the total score and leaves fewer blocks unmatched (of the client's
+    blocks, or of the blocks that cannot be removed).
     """
     mine, theirs = sides
     inner = [

@@ -1,4 +1,4 @@
-"""Copy a block of one graph into another, after its predecessor's counterpart."""
+"""Copy a block into another graph, after the counterpart of the block before it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def with_copy(host: ArchGraph, graph: ArchGraph, alignment: Alignment, block: Bl
         block: The block.
 
     Raises:
-        RewriteError: If the block before it has no counterpart, or the block does not fit or uses
+        RewriteError: If the preceding block has no counterpart, or the block does not fit or uses
             results or parameters of other blocks.
         GraphError: If the operators that follow cannot use the block's result.
     """
@@ -181,7 +181,7 @@ def _numbered(block: str, count: int) -> Callable[[str], str]:
 
 
 def resized(graph: ArchGraph, sizes: Mapping[str, int]) -> ArchGraph:
-    """Return the graph with other sizes of some axes, smaller or larger ones.
+    """Return the graph with some of its axes made smaller or larger.
 
     Raises:
         RewriteError: If an axis cannot be resized.

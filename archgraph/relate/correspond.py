@@ -1,10 +1,10 @@
 """The correspondence of two graphs, derived from the transfer between them.
 
-1. A parameter or buffer of B corresponds to the one of A from which its values come. If several
-   tensors of B come from the same one, all but the first are copies. Without a transfer,
+1. A parameter or buffer of B corresponds to the tensor of A from which its values come. If several
+   tensors of B come from the same tensor of A, all but the first are copies. Without a transfer,
    :func:`archgraph.align` pairs the tensors.
-2. Blocks correspond if their parameters and buffers do. Blocks without any are paired in order,
-   between the blocks that correspond.
+2. Blocks correspond if their parameters and buffers do. Blocks without parameters and buffers are
+   paired in order, between the blocks that correspond.
 3. Operators correspond if they use corresponding parameters or buffers. The other operators of
    corresponding blocks are paired in order, between those that correspond.
 4. All other parts are missing or new. Axes and arguments of corresponding parts are compared.

@@ -77,7 +77,8 @@ class Counterparts:
     def pair_unused(self) -> None:
         """Pair leaves that evaluation does not use (counters) by their modules.
 
-        If evaluation uses no leaf of a module at all, modules with equal names are paired.
+        If evaluation does not use any leaf of a module, the module is paired with the module of the
+        same name.
         """
         client, other_graph = (side.graph for side in self.sides)
         modules = {

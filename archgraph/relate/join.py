@@ -1,4 +1,4 @@
-"""Find the smallest architecture that contains all graphs, or the largest that all contain."""
+"""Find the smallest architecture that contains all graphs, or the largest one in all graphs."""
 
 from __future__ import annotations
 

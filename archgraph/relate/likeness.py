@@ -1,4 +1,4 @@
-"""Similarity of blocks of two graphs, and the reasons why one cannot be a part of the other."""
+"""Similarity of blocks of two graphs, and reasons why a block cannot be part of another."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Likeness:
         return value
 
     def obstacle(self, mine: Form, theirs: Form) -> str:
-        """Return why neither of two blocks can be a part of the other; empty if one can."""
+        """Return why neither of two blocks can be a part of the other; empty if one of them can."""
         leaves_ = zip(mine.leaves, theirs.leaves, strict=True)
         nodes = zip(mine.nodes, theirs.nodes, strict=True)
         reasons = itertools.chain(

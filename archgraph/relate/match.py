@@ -107,8 +107,8 @@ def match(
     recurrent layers and concatenations.
 
     1. Split weights into pieces in which each dimension belongs to one axis or none.
-    2. Start from the present order, and from a guess. The guess matches positions with similar
-       moments of the weights, since moments do not depend on the order of other axes.
+    2. Start once from the present order and once from a guess. The guess matches positions whose
+       weights have similar moments, because moments do not depend on the order of other axes.
     3. For one axis after the other, in random order, compute the inner products of all pairs of
        positions, given the present matches of the other axes. Match the axis by the linear
        assignment that maximises the sum of inner products.
@@ -167,8 +167,8 @@ def match(
 def matched_axes(graph: ArchGraph, second: ArchGraph) -> frozenset[str]:
     """Return the axes whose positions :func:`match` may permute.
 
-    These are the free axes, except those along which the values of a constant or buffer vary, such
-    as the angles of rotary embeddings.
+    These are the axes that can be permuted without changing what the network computes, except axes
+    along which the values of a constant or buffer vary, such as the angles of rotary embeddings.
 
     Raises:
         RewriteError: If the second graph is wider along one of these axes.

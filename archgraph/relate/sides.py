@@ -45,7 +45,7 @@ class SideGraph:
         return [len(self.form(range(i, i + 1)).nodes) for i in range(len(self.blocks))]
 
     def resolution(self, name: str) -> tuple[object, ...]:
-        """Return the sizes of a result's dimensions; None for those with channels."""
+        """Return the size of each dimension of a result, or None for a dimension with channels."""
         return tuple(None if axis_refs(d) else d.size for d in self.axes.value[name][0])
 
     def unmatched(self, matched: Iterable[range]) -> list[int]:
@@ -60,8 +60,8 @@ Sides: TypeAlias = tuple[SideGraph, SideGraph]
 def side_by_side(client: ArchGraph, other: ArchGraph) -> Sides:
     """Analyse the two graphs to align.
 
-    Operands that are computed in the same way are distinguished by name, or by width if the graphs
-    have no common names.
+    If operands of an operator are computed in the same way, they are paired by name, or by width if
+    the graphs have no common names.
     """
     shared = client.param.keys() & other.param.keys()
     strangers = 2 * len(shared) < min(len(client.params), len(other.params))

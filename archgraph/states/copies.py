@@ -32,8 +32,8 @@ def state_to_device(
 ) -> dict[str, Tensor]:
     """Return a state on a device; tensors in CPU memory are copied as one buffer.
 
-    The new tensors share this buffer, with the same alignment as separate tensors. It is freed with
-    the last of them.
+    The new tensors share this buffer, with the same alignment as separate tensors. The buffer is
+    freed with the last of these tensors.
 
     Args:
         state: The state, on any devices.

@@ -37,6 +37,8 @@ Slices: TypeAlias = tuple[slice, ...]
 class Term:
     """One term of a coverage: the contribution of one parameter or buffer of an update.
 
+    The contribution is an outer product of vectors, one per dimension, times a factor.
+
     Attributes:
         factor: Factor on the outer product.
         dims: Maps of the update's entry, one per dimension.
@@ -54,7 +56,7 @@ class Term:
         return Term(weight * entry.scale**2, entry.dims, rows)
 
     def steps(self) -> Iterator[SteppedVector | None]:
-        """Yield the vectors of the outer product, ``None`` for ones, without the factor."""
+        """Yield the vectors of the outer product, without the factor; None for a vector of ones."""
         for dim, map_ in enumerate(self.dims):
             if self.rows and dim == 0:
                 rows = np.asarray(self.rows)
@@ -127,7 +129,7 @@ class Coverage(Mapping[str, Tensor]):
 
     @staticmethod
     def of(shapes: Mapping[str, tuple[int, ...]], entries: Iterable[Entry]) -> Coverage:
-        """Return the coverage of a transfer's source: how often each value is used."""
+        """Return the coverage of a transfer's source: how often the transfer uses each value."""
         terms: dict[str, list[Term]] = {}
         for entry in entries:
             if entry.source is not None:

@@ -51,7 +51,7 @@ class Initial:
         name: One of :data:`INITIALISERS`.
         args: Keyword arguments of the initialiser, as pairs.
         shape: Shape to initialise, to which the entry's dimension maps are then applied.
-        key: Together with a seed, determines the random values, whatever else is initialised.
+        key: Determines the random values together with a seed, independently of other tensors.
 
     >>> Initial("constant", (("val", 0.5),), (3,), "fc.bias").make(torch.float32)
     tensor([0.5000, 0.5000, 0.5000])

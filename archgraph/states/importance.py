@@ -28,7 +28,7 @@ AxisChoice: TypeAlias = Axis | str
 
 @dataclass(frozen=True, repr=False)
 class Importance:
-    """Scores of the positions of axes, and of blocks; equal values compare equal.
+    """Scores of the positions of axes, and of blocks. ``==`` compares all scores and the method.
 
     Attributes:
         positions: Dict from axis name to one nonnegative score per position (index along the axis).
@@ -65,7 +65,7 @@ class Importance:
             axis: The axis or its name. For an axis, the number of scores must equal its size.
 
         Raises:
-            RewriteError: If there are no scores for the axis, or not one per position.
+            RewriteError: If the axis has no scores, or their number differs from the axis' size.
         """
         name = axis.name if isinstance(axis, Axis) else axis
         if name not in self.positions:
@@ -96,7 +96,7 @@ class Importance:
         return np.sort(np.argsort(-self.of(axis), kind="stable")[:count])
 
     def kept(self, axis: AxisChoice, count: int) -> float:
-        """Return the fraction of an axis' total score that its best positions have, 0 to 1.
+        """Return the fraction (0 to 1) of an axis' total score that its best positions have.
 
         Args:
             axis: As in :meth:`of`.
@@ -140,7 +140,7 @@ class Importance:
         """Read scores written by :meth:`save`.
 
         Raises:
-            RewriteError: If the file is missing or has other content.
+            RewriteError: If the file is missing or does not contain scores.
         """
         problem, expected = "cannot read importance", "a file that Importance.save wrote"
         try:
@@ -156,7 +156,7 @@ class Importance:
             raise RewriteError(problem, where=str(path), found=error, expected=expected) from error
 
     def plain(self) -> Mapping[str, Any]:
-        """Return the scores as stored in files: a dict from axis to scores, or of all fields."""
+        """Return a dict from axis to scores; if blocks have scores, a dict of all fields."""
         if not self.blocks:
             return dict(self.positions)
         return {
@@ -164,7 +164,7 @@ class Importance:
         }  # fmt: skip
 
     def table(self) -> Table:
-        """Return a table with a row per axis: size, share of the best half, and scores as bars."""
+        """Return a table with a row per axis: size, score fraction of the best half, and bars."""
         half = {name: self.kept(name, (len(s) + 1) // 2) for name, s in self.positions.items()}
         rows = tuple(
             (name, str(len(scores)), f"{100 * half[name]:.0f} %", _bars(scores))
@@ -194,7 +194,7 @@ def scores_of(value: Scores) -> Importance:
     """Convert an argument to scores.
 
     Raises:
-        RewriteError: If it does not contain scores.
+        RewriteError: If the argument does not contain scores.
     """
     if isinstance(value, Importance):
         return value

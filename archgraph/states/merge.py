@@ -6,10 +6,9 @@ values, the divisor is ``Aᵀ 1``. If a transfer replicates values or adds them 
 recovers the replicated values and divides sums into equal parts.
 
 Parameters that a transfer takes by slices are added directly into a view of a sum of the global
-size. This sum becomes the new state in place. (Separate sums for each architecture took 2.56
-instead of 2.29 passes over memory.) All other parameters are first summed for each distinct
-transfer in the client's shape, then added to the global sum once. Memory does not grow with the
-number of clients.
+size. This sum becomes the new state in place. All other parameters are first summed for each
+distinct transfer in the client's shape, then added to the global sum once. Memory does not grow
+with the number of clients.
 """
 
 from __future__ import annotations
@@ -209,7 +208,7 @@ class Merger:
         state: The old global state.
         dtype: Minimum precision of the sums. With float64, the order of the clients affects means
             of float32 values only in the last rounding, and weights may differ by more than
-            ``2**80``. Adding then takes several times as long.
+            ``2**80``. However, adding takes several times as long.
         wait: Maximum bytes of updates that are collected before they are added together, which is
             faster. The tensors of an update must not change before :meth:`result`.
 

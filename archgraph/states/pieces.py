@@ -16,14 +16,14 @@ NamedPiece: TypeAlias = "tuple[Tensor, tuple[str | None, ...]]"
 
 
 def pieces(tensor: Tensor, layouts: Sequence[Layout]) -> Iterator[NamedPiece]:
-    """Yield the pieces of a tensor in which each dimension belongs to a single axis or to none.
+    """Split a tensor into pieces in which each dimension belongs to at most one axis.
 
     A dimension that is a product of axes, such as heads times head size, becomes one dimension per
     axis. A dimension that concatenates axes is split into one piece per axis.
 
     Args:
         tensor: A parameter, buffer, constant or result of an operator of a graph.
-        layouts: Layouts of its dimensions, from :func:`archgraph.axes`.
+        layouts: For each dimension, how it is composed of axes, from :func:`archgraph.axes`.
 
     Example:
         >>> heads, width, rest = AxisRef("heads", 2), AxisRef("head_dim", 3), AxisRef("out", 4)
@@ -55,7 +55,7 @@ def position_sums(
 
     Args:
         tensor: A parameter, buffer, constant or result of an operator of a graph.
-        layouts: Layouts of its dimensions.
+        layouts: For each dimension, how it is composed of axes.
         axes: Names of the axes. The result omits axes that the tensor does not have.
 
     Example:

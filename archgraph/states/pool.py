@@ -4,8 +4,9 @@ A mean needs only sums, but a median needs all clients' values of a parameter at
 updates are written to a file and read back in *slabs*. A slab contains some rows of a global
 parameter, from all updates whose model contains any of these rows. A client's values are those that
 a mean over this client alone would give, ``v_c = A_cᵀ θ_c / |A_c|ᵀ|A_c| 1``. If the client trains a
-part of the model, these are its own values. If the client trains sums of channels, each channel has
-an equal fraction of the sum. Values that the client's model does not contain are masked.
+part of the model, these are its own values. If the client trains sums of channels, each of these
+channels gets an equal fraction of the sum. Values that the client's model does not contain are
+masked.
 
 Memory is bounded by one slab and one result, whatever the number of clients. Values do not depend
 on how rows are split into slabs, or on the order of the clients.
@@ -45,7 +46,7 @@ class PooledUpdate(NamedTuple):
     Attributes:
         client: Id of the client.
         update: The update, without its state.
-        stored: Dict from name to the tensor's place in the file.
+        stored: Dict from name to the tensor's offset, shape and dtype in the file.
     """
 
     client: int
@@ -160,11 +161,10 @@ class Pool:
         clients: Collection[int] | None = None,
         multiply: Mapping[str, float] | None = None,
     ) -> dict[str, Tensor]:
-        """Return the new global state, a trimmed mean or median of the clients for each value.
+        """Return the new global state: for each value, a trimmed mean or median over clients.
 
-        Clients' weights are ignored. Integers take the lower median. Bools keep their old values.
-        Values whose mean is not finite also keep their old values, since a single client could have
-        caused that.
+        Clients' weights are ignored. Integers take the lower median. Bools keep their old values. A
+        value whose mean is not finite also keeps its old value.
 
         Args:
             cut: Function from the number of clients to the number of values that are discarded at

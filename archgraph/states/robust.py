@@ -52,7 +52,7 @@ def middle(values: Tensor, covered: Tensor, cut: Cut) -> tuple[Tensor, Tensor]:
 
 
 def distances(values: Tensor, covered: Tensor) -> tuple[Tensor, Tensor]:
-    """Sum squared differences of pairs of rows over the values that both have, and count these.
+    """Sum squared differences over the values that two updates share, and count the values.
 
     Args:
         values: ``[update, value]``, in double precision.

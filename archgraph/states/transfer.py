@@ -337,7 +337,7 @@ class Transfer:
 
     @functools.cached_property
     def views(self) -> Mapping[str, Slices]:
-        """Dict from each target tensor that is a (scaled) view of its source to its slices."""
+        """Dict from target tensor to slices, for tensors that are (scaled) views of a source."""
         return {
             name: tuple((m and m.window) or slice(None) for m in entry.dims)
             if any(entry.dims)

@@ -40,9 +40,9 @@ _DAMAGED = (ValueError, TypeError, LookupError, AttributeError, OverflowError, R
 
 
 def carried(kind: K) -> K:
-    """Decorate a frozen dataclass or named tuple, so that messages can contain its values.
+    """Decorate a frozen dataclass or named tuple, so that messages can contain its instances.
 
-    :func:`decode` creates only values of decorated types, whatever a message contains.
+    :func:`decode` creates only instances of decorated types, whatever a message contains.
     """
     _KINDS[kind.__name__] = kind
     return kind
@@ -81,7 +81,7 @@ def encode(value: Any) -> bytes:
 
     Args:
         value: None, a boolean, number, string or tensor; a list, tuple or dict with string keys of
-            encodable values; or a value of a :func:`carried` type with encodable fields.
+            encodable values; or an instance of a :func:`carried` type with encodable fields.
 
     Raises:
         TypeError: If the value contains anything else.
