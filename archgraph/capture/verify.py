@@ -169,8 +169,8 @@ def verify(
         state: Its weights.
         captured: The capture of its forward, with example inputs.
         train: If True, compare train mode as well.
-        unread: Modules whose buffers may change only in the model. The graph already has a note
-            about them.
+        unread: Modules whose buffers forward may change in the model but not in the built module,
+            because no output depends on these modules. The graph already has a note about this.
 
     Returns:
         Errors for differences, and notes for everything that could not be compared.

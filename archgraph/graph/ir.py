@@ -130,7 +130,7 @@ class Node:
         return dataclasses.replace(self, args=tuple(args))
 
     def mapped(self, change: Callable[[Value], Value]) -> Node:
-        """Return the node with ``change`` applied to every scalar in its arguments."""
+        """Return the node with ``change`` applied to every item of its nested arguments."""
         args = tuple((k, replace(v, change)) for k, v in self.args)
         # `dataclasses.replace` takes three times as long, and rewrites create many nodes.
         return Node(self.name, self.op, args, self.type, self.scope, self.source)
@@ -287,7 +287,7 @@ class ArchGraph:
         return dataclasses.replace(self, **changes)
 
     def mapped(self, change: Callable[[Value], Value]) -> ArchGraph:
-        """Return a copy with ``change`` applied to every scalar in arguments, outputs, updates."""
+        """Return a copy with ``change`` applied to every item of arguments, outputs and updates."""
         return self.replace(
             nodes=tuple(n.mapped(change) for n in self.nodes),
             outputs=replace(self.outputs, change),

@@ -3,8 +3,8 @@
 A dimension has a *layout*. It is an axis that may be cut (:class:`Var` while solving,
 :class:`AxisRef` when solved), a row-major flattened product (:class:`Prod`), a concatenation
 (:class:`Sum`), or a dimension that cannot be cut (:class:`Fixed`), such as batch, pixels, tokens or
-classes. Operators have equations between layouts. :class:`Solver` refines axes until all equations
-hold, or pins the axes.
+classes. Each operator defines equations between layouts. :class:`Solver` refines axes until all
+equations hold, or pins the axes (forbids cutting them).
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class Var:
 
     Attributes:
         size: Number of positions along the axis.
-        bound: The layout to which unification has bound the axis.
-        pinned: The reason why the axis cannot be cut.
+        bound: The layout that unification has found to equal the axis; None if the axis is free.
+        pinned: The reason why the axis cannot be cut; empty if it can be cut.
         part: Whether a product or concatenation contains the axis.
     """
 
