@@ -24,7 +24,7 @@ def reads_elsewhere(model: nn.Module, program: torch.export.ExportedProgram) -> 
 
 
 class Following(TorchFunctionMode):
-    """Replace parameters and buffers in arguments by the current attributes of their modules."""
+    """A mode that replaces parameters and buffers in arguments by the modules' current tensors."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()

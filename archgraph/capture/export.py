@@ -78,7 +78,7 @@ class Captured:
         return any(n.target is torch.ops.higher_order.cond for n in self.program.graph.nodes)
 
     def sizes(self) -> dict[str, OpenSize]:
-        """Return the open sizes of the graph, without the axes of inputs."""
+        """Return the open sizes of the graph; their ``axes`` are empty."""
         examples = {**size_values(self.inputs, self.axes), BATCH_WORD: 1}
         return {n: OpenSize(n, examples[n], *r.ends, ()) for n, r in self.ranges.items()}
 

@@ -109,7 +109,10 @@ def fixed_size(layout: Layout) -> int:
 
 
 def product(factors: Iterable[Layout]) -> Layout:
-    """Return a product in normal form: flattened, without sizes of 1, fixed neighbours joined."""
+    """Return a product in normal form.
+
+    Nested products are flattened, sizes of 1 are dropped, and adjacent fixed factors are joined.
+    """
     flat: list[Layout] = []
     for f in factors:
         parts = f.factors if isinstance(f, Prod) else (f,)
@@ -126,7 +129,10 @@ def product(factors: Iterable[Layout]) -> Layout:
 
 
 def concatenation(terms: Iterable[Layout]) -> Layout:
-    """Return a sum in normal form: flattened, without empty terms, fixed neighbours joined."""
+    """Return a sum in normal form.
+
+    Nested sums are flattened, empty terms are dropped, and adjacent fixed terms are joined.
+    """
     terms = [term for term in terms if term.size != 0]
     flat: list[Layout] = []
     size: Size = 0
@@ -187,7 +193,7 @@ class Solver:
     state: object = field(default_factory=object)  # another one when resolved layouts change
 
     def new(self, size: Size) -> Layout:
-        """Return a new axis; an open size and a size of 1 are fixed."""
+        """Return a new axis, or a fixed layout for an open (dynamic) size or a size of 1."""
         if isinstance(size, Polynomial) or size <= 1:
             return Fixed(size)
         return Var(size)

@@ -117,7 +117,7 @@ class ModulePlan:
     def readers(self) -> Mapping[str, tuple[tuple[str, Value], ...]]:
         """Dict from result to its users, each with the argument that contains the result.
 
-        The user of an output is ``""``.
+        For a result that forward returns, one of the users is ``""``.
         """
         readers: dict[str, list[tuple[str, Value]]] = {}
         values = [(node.name, value) for node in self.work for _, value in node.args]
@@ -222,7 +222,7 @@ class ModulePlan:
         return None
 
     def local_name(self, leaf: str, path: str) -> str | None:
-        """Return the name of a leaf relative to a path; None if it is outside."""
+        """Return the name of a leaf relative to a path; None if the leaf is not inside the path."""
         if not path:
             return leaf
         names = (leaf, *self.graph.param[leaf].aliases)

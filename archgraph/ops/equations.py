@@ -340,7 +340,7 @@ class Equations:
         self.roles.append((layout, role, self.node.name))
 
     def states(self, argument: str, sizes: StatedSizes) -> None:
-        """Record that an argument contains the sizes of layouts, so that a cut recomputes it."""
+        """Record that an argument contains the sizes of layouts. A cut recomputes the argument."""
         self.attributes[self.node.name, argument] = sizes
 
     def fixed(self, shape: Sequence[Size]) -> Dims:
@@ -348,7 +348,7 @@ class Equations:
         return [Fixed(s) for s in shape]
 
     def conform(self, dims: Dims, index: int = 0) -> Dims:
-        """Replace the layouts of stretched dimensions, whose sizes differ from the result's."""
+        """Replace layouts whose size broadcasting changes by fixed layouts of the result's size."""
         shape = self.node.types[index].shape
         return [d if d.size == s else Fixed(s) for d, s in zip(dims, shape, strict=True)]
 
