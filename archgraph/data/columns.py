@@ -304,8 +304,8 @@ def measures(column: Column, kind: ColumnKind | None) -> bool:
 def check_columns(known: Collection[str], keys: Mapping[str, Collection[str]], inputs: str) -> None:
     """Check the column names of a spec.
 
-    All columns must exist. There must be input columns, and the columns of targets and of clients
-    must not be among them.
+    All columns must exist. There must be input columns. Columns of targets and of clients must not
+    be input columns.
 
     Args:
         known: The columns of the table.

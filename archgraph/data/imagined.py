@@ -26,8 +26,8 @@ def imagined_dataset(
 ) -> Dataset:
     """Return zeros in the form of a data set, with the same number of examples; classes take turns.
 
-    For text, the first example contains the last word of the vocabulary. With a tokenizer it does
-    not, because the vocabulary is unknown until the tokenizer's files are read.
+    For text, the first example contains the last word of the vocabulary. With a tokenizer, the
+    vocabulary is unknown until the tokenizer's files are read, so all tokens are 0.
 
     Args:
         name: One of `DATASETS`.

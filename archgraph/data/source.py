@@ -60,7 +60,8 @@ class Source:
         format: Format of the files: one of `archgraph.data.load.FORMATS`.
         folders: Folders below the root in the order of search. The root itself is searched last.
         train: Files of training examples, in the order of the format.
-        test: Files of test examples; empty if the format takes them from the other files.
+        test: Files of test examples; empty if the format takes test examples from the files in
+            `train`.
         labels: Name of each class of images.
         shape: Shape of one image.
         examples: Numbers of training and test examples; for continuous text, numbers of tokens.
@@ -68,7 +69,8 @@ class Source:
             0 if unknown.
         key: Key of the labels in a CIFAR batch.
         shipped: Whether archgraph includes the files of the data set.
-        published: Address at which the authors publish the files; empty if they no longer do.
+        published: Address at which the authors publish the files; empty if the files are no longer
+            published.
     """
 
     __pydantic_config__ = _STRICT

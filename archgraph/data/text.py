@@ -22,7 +22,7 @@ MOST_TEXT = MOST_BYTES >> 5  # each character becomes a Python object and a numb
 
 
 def read_running_text(spec: TextData) -> Dataset:
-    """Read text as windows of characters, words or tokens, for predicting the next of them.
+    """Read text as windows of characters, words or tokens; each target is the next one in the text.
 
     Raises:
         DataError: If the text is not UTF-8, or is too short for a training and a test window.
