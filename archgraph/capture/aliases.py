@@ -1,7 +1,7 @@
 """Parameters and buffers that forward reads from a dict, a list or a closure, not from a module.
 
-An export replaces only the parameters and buffers that are attributes of modules. If forward reads
-one of them in another way, it would become a constant of the program.
+An export replaces only the parameters and buffers that are attributes of modules. A parameter or
+buffer that forward reads in another way would become a constant of the program.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def reads_elsewhere(model: nn.Module, program: torch.export.ExportedProgram) -> 
 
 
 class Following(TorchFunctionMode):
-    """Replace parameters and buffers in arguments by the current attributes of their modules."""
+    """A mode that replaces parameters and buffers in arguments by the modules' current tensors."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()

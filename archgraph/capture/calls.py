@@ -138,9 +138,9 @@ def insert(
     val: object,
     **flags: object,
 ) -> fx.Node:
-    """Insert a call in place of another one, with its line, module and region.
+    """Insert a call that has the source line, module and region of the call ``like``.
 
-    ``val`` is the fake result of the call, and ``flags`` are further items of its ``meta``.
+    ``val`` is the fake result of the new call, and ``flags`` are further items of its ``meta``.
     """
     # Sizes may already be those of a graph: :mod:`spell` accepts both.
     node = graph.call_function(target, args, dict(kwargs))  # type: ignore[arg-type]

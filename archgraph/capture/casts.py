@@ -1,8 +1,8 @@
 """Insert the casts of autocast as separate calls.
 
-Requires a folded tape. Guarantees that no call depends on autocast: every argument that torch would
-cast is cast by a ``to.dtype`` right before the operator. A parameter is cast once in each region,
-as with autocast's cache.
+Requires a tape (:mod:`~archgraph.capture.tape`) after constant folding. Guarantees that no call
+depends on autocast: every argument that torch would cast is cast by a ``to.dtype`` right before the
+operator. A parameter is cast once in each autocast region, as with autocast's cache.
 """
 
 from __future__ import annotations

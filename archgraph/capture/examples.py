@@ -92,10 +92,11 @@ def at_size(inputs: T, axes: OpenAxes, name: str, size: int, *, numbers: bool = 
 
 
 def redrawn(inputs: T) -> T:
-    """Replace floating-point numbers by similar random numbers; keep ids, masks and indices.
+    """Replace floating-point numbers by similar random numbers; keep integers and masks.
 
-    A tensor with at most two different values, or with values that are not finite, is a mask. Whole
-    numbers are rolled along the batch, so that each column keeps its values.
+    A floating-point tensor with exactly two different values, or with values that are not finite,
+    is a mask. A floating-point tensor of whole numbers is rolled along the batch instead, so that
+    each column keeps its values.
     """
     generator = torch.Generator().manual_seed(1)
 

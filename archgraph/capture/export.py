@@ -78,7 +78,7 @@ class Captured:
         return any(n.target is torch.ops.higher_order.cond for n in self.program.graph.nodes)
 
     def sizes(self) -> dict[str, OpenSize]:
-        """Return the open sizes of the graph, without the axes of inputs."""
+        """Return the open sizes of the graph; their ``axes`` are empty."""
         examples = {**size_values(self.inputs, self.axes), BATCH_WORD: 1}
         return {n: OpenSize(n, examples[n], *r.ends, ()) for n, r in self.ranges.items()}
 
@@ -123,13 +123,13 @@ def export_program(
     is the reason why the batch has the example's size, and ``stated`` contains the open axes of
     each tensor.
 
-    1. Export with a batch axis that export may not fix. If this fails, export with a batch axis
-       that it may fix (``AUTO``), and then with the size of the example, which a forward that
-       branches on the values of a size needs. The first two use an example with a batch of at least
-       two. If only one input has a batch, try ``AUTO`` first, because no sizes have to be equal. If
-       it fixes the batch, exporting without ``AUTO`` fails with the reason, and the size of the
-       example is used. Export may restrict the batch to a range, which step 3 may find to be
-       unnecessary.
+    1. Export with a batch axis that export must not fix. If this fails, export with a batch axis
+       that export may fix (``AUTO``). If this fails as well, export with the batch size of the
+       example, for example because forward branches on the batch size. The first two exports use an
+       example with a batch of at least two. If only one input has a batch, try ``AUTO`` first,
+       because no sizes have to be equal. If ``AUTO`` fixes the batch, the export without ``AUTO``
+       fails with the reason, and the batch size of the example is used. Export may restrict the
+       batch to a range, which step 3 may find to be unnecessary.
     2. If leading axes turn out to be independent, only the first leading axis is the batch. Export
        again with the others fixed.
     3. Find the batch sizes for which the program is valid. If only the size of the example is

@@ -1,9 +1,10 @@
 """Constant folding: results that do not depend on inputs or parameters become constants.
 
-Requires a flat tape. Guarantees that every call that is not marked as folded depends on an input, a
-parameter, a buffer or a random number, and that its other tensors are ``get_attr`` nodes, each with
-a constant. In-place writes are folded as well, also through views: a constant is the content of
-memory right before the call that uses it. Folding never writes to the model's own tensors.
+Requires a tape (:mod:`~archgraph.capture.tape`) without submodules. After folding, every call that
+is not marked as folded depends on an input, parameter, buffer or random number. The constant
+arguments of these calls are ``get_attr`` nodes, each with its own value. In-place writes are folded
+as well, also through views: the value of a constant is the content of memory right before the call
+that uses it. Folding never writes to the model's own tensors.
 """
 
 from __future__ import annotations

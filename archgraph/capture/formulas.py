@@ -102,7 +102,7 @@ class Unclear(Exception):
 
 
 class Formulas(TorchDispatchMode):
-    """Mode that runs operators on formulas.
+    """A dispatch mode that runs operators on formulas instead of numbers.
 
     1. Views are created as usual. They share memory, from which their formula is found. Values that
        do not depend on a parameter are computed.

@@ -1,6 +1,6 @@
-"""Inlining: convert an exported program to a flat tape of calls.
+"""Inlining: convert an exported program to a tape, which is a list of calls.
 
-Requires an exported program. Guarantees a tape without submodules. ``no_grad`` and ``autocast``
+The tape (:mod:`archgraph.capture.tape`) does not have submodules. ``no_grad`` and ``autocast``
 regions are inlined, and each call has its :class:`~archgraph.capture.tape.Region`. For
 ``torch.cond``, both branches run, and ``torch.where`` selects a result. Each view refers to the
 tensor of which it is a view. (If a region remained one operator, all of its axes would be pinned.)

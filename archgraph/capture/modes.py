@@ -1,10 +1,10 @@
 """Find the code that reads a module's mode, to decide if one capture is enough for both modes.
 
 One capture is enough if only norms and dropouts of torch read the mode, because their operators
-have a flag for the mode. Torch's attention also reads the mode. Without dropout it computes the
-same in both modes, because a capture does not use its fast path. If other code reads ``training``,
-only a capture in train mode shows the effect. (Two exports take nine tenths of the time of a trace
-without verification.)
+have a flag for the mode. Torch's attention also reads the mode, to choose a fast path. A capture
+does not use the fast path, so attention without dropout computes the same in both modes. If other
+code reads ``training``, only a capture in train mode shows the effect. (Two exports take nine
+tenths of the time of a trace without verification.)
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Find the values of open sizes for which a capture is valid.
 
-A branch on a size becomes a guard of the exported program. Batch sizes for which a guard fails are
-exported as well: if the programs are equal, nothing depends on the branch.
+A branch on a size becomes a guard of the exported program. If a guard restricts the batch size, the
+module is exported again at a size for which the guard fails. If both programs are equal, the branch
+has no effect.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Recurrent layers: split an operator with several layers and directions into one for each.
 
-Requires a functional tape. Guarantees that every recurrent operator over a sequence has one layer
-and runs forwards. A backward direction runs over the flipped sequence. Each layer and direction
-can therefore have its own hidden size, and layers can be removed as in other networks.
+Requires a tape (:mod:`~archgraph.capture.tape`) without in-place operators. Guarantees that every
+recurrent operator over a sequence has one layer and runs forwards. A backward direction runs over
+the flipped sequence. Each layer and direction can therefore have its own hidden size, and layers
+can be removed as in other networks.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Convert the calls of a tape to nodes of a graph, in canonical form.
 
-Requires a functional tape without autocast. Guarantees nodes in program order, with the argument
-names of the schemas and inferred types. Calls that return their argument unchanged are dropped.
+Requires a tape (:mod:`~archgraph.capture.tape`) without in-place operators and autocast. Guarantees
+nodes in program order, with the argument names of the schemas and inferred types. Calls that return
+their argument unchanged are dropped.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def canonical(
 
 
 def spell(tape: Tape) -> OneMode:
-    """Convert a functional tape to nodes, without the structure of arguments and results.
+    """Convert a tape to nodes, without the nested structure of forward's arguments and results.
 
     Raises:
         TraceError: If a graph cannot express an operator, a size or a number.

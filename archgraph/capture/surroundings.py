@@ -148,9 +148,9 @@ def neutral() -> Iterator[None]:
 def watched(observed: Observed, where: str) -> Iterator[None]:
     """Record behaviour that an exported program cannot show.
 
-    Functions with a custom gradient are exported as their forward. Gradient checkpoints and
-    inference mode, which export would drop or split, are replaced by their computation. Hooks that
-    pack tensors saved for gradients have no effect.
+    Functions with a custom gradient are exported as their forward. Export would drop or split
+    gradient checkpoints and inference mode. Checkpoints are therefore replaced by plain calls, and
+    inference mode by ``no_grad``. Hooks that pack tensors saved for gradients have no effect.
     """
     functions = _Functions()
     inference = torch.inference_mode

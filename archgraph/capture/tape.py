@@ -35,9 +35,9 @@ class Observed:
         notes: Differences of the program from the module.
         autocast: Functions with which the user's code queries autocast.
         buffers: Dict from each buffer whose values decided a branch to the location of the branch.
-        sizes: Whether a branch depends only on an open size.
-        numbers: Dict from each size of an input that had to be a number, as guards write the size,
-            to the number and the line of code.
+        sizes: Whether a branch depends only on open (dynamic) sizes.
+        numbers: Dict from each input size that forward needs as a number, as written in guards, to
+            the number and the line of code that needs it.
         narrowed: Lines of conditions on a size that fail for the next or the previous size.
         drew: Whether forward drew random numbers of Python or NumPy.
     """

@@ -278,7 +278,7 @@ def _texts(notes: Sequence[Note], strict: bool) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Leaves:
-    """Parameters and buffers of a model, in order and for each key of its state dict."""
+    """Parameters and buffers of a model: the list, and the name for each key of the state dict."""
 
     owner: Mapping[str, str]
     params: tuple[Param, ...]
@@ -287,8 +287,8 @@ class Leaves:
     def of(model: nn.Module) -> Leaves:
         """Return the parameters and buffers of a model; several keys may have the same tensor.
 
-        A buffer that is not in the state is included if it has no values that a graph could
-        contain.
+        A buffer that is not in the state dict is included only if it is on the meta device.
+        Otherwise, its values become a constant of the graph.
         """
         parameters = dict(model.named_parameters(remove_duplicate=False))
         buffers = dict(model.named_buffers(remove_duplicate=False))

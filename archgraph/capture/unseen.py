@@ -4,8 +4,8 @@ A graph contains operators, parameters and buffers. Each parameter and buffer ha
 Other properties of a module would be lost, so they cause an error that names them:
 
 - Hooks. Hooks that change inputs and outputs of modules are allowed, because they run during a
-  capture. Hooks that forward registers, and hooks on nodes of the autograd graph, are detected when
-  the gradients of the built module are compared.
+  capture. This module does not find hooks on nodes of the autograd graph, or hooks that are
+  registered during forward. :mod:`~archgraph.capture.verify` finds them when it compares gradients.
 - Memory that two parameters or buffers share, and state that is not a tensor.
 """
 

@@ -169,8 +169,8 @@ def verify(
         state: Its weights.
         captured: The capture of its forward, with example inputs.
         train: If True, compare train mode as well.
-        unread: Modules whose buffers may change only in the model. The graph already has a note
-            about them.
+        unread: Modules whose buffers forward may change in the model but not in the built module,
+            because no output depends on these modules. The graph already has a note about this.
 
     Returns:
         Errors for differences, and notes for everything that could not be compared.
@@ -239,7 +239,7 @@ def _equal_formulas(
 
 
 def down_to_one(model: nn.Module, graph: ArchGraph, state: State, captured: Captured) -> ArchGraph:
-    """Return the graph with open sizes from 1 on, if it computes the same as the model there.
+    """Return the graph with open sizes from 1 on, if graph and model agree at size 1.
 
     ``torch.export`` treats a size of 1 as a constant, so an export is valid from 2 on.
     """
@@ -693,7 +693,7 @@ def _beyond(
 
 
 def tolerance_of(dtype: torch.dtype) -> float:
-    """Return the tolerance, relative to the largest value, if modules run different operators."""
+    """Return the tolerance, relative to the largest value, for modules with different operators."""
     if dtype.is_floating_point or dtype.is_complex:
         return math.sqrt(torch.finfo(dtype).eps)
     return 0.0

@@ -1,9 +1,10 @@
 """Writes: replace in-place operators by functional operators.
 
-Requires a folded tape that records views. Guarantees that no call changes a tensor. A write to a
-view becomes a new value of the tensor of which it is a view. Later uses of this tensor use the new
-value, and other views of the tensor are created again at their next use. ``updates`` contains the
-final values of buffers to which forward writes.
+Requires a tape (:mod:`~archgraph.capture.tape`) with recorded views, after constant folding.
+Guarantees that no call changes a tensor. A write to a view becomes a new value of the tensor of
+which it is a view. Later uses of this tensor use the new value, and other views of the tensor are
+created again at their next use. ``updates`` contains the final values of buffers to which forward
+writes.
 """
 
 from __future__ import annotations

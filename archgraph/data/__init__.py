@@ -10,13 +10,14 @@ Input: ``data`` of an experiment, or an argument of ``ag.run``. Output: a ``Data
    data is read by ``folder``, ``table``, ``text``, ``huggingface`` and ``function``, and by
    ``given`` for tensors, torch datasets and streams. ``tokens`` encodes texts with a pretrained
    tokenizer.
-2. ``rows`` processes the rows of user data (``Records``): it sets rows aside for tests, numbers
-   classes, computes statistics and records the owners of rows. ``targets`` converts targets for
+2. ``rows`` processes the rows of user data (``Records``). It sets rows aside for tests, numbers
+   classes, computes statistics and records the client of each row. ``targets`` converts targets for
    the task.
-3. If the data does not assign training examples to clients, ``partition`` divides the examples by
-   a scheme of ``schemes``. ``validation`` holds examples out and selects a round with them.
-4. ``imagined`` replaces named data sets in ``archgraph check``. ``form`` reads rows on another
-   machine with the same numbers of classes and columns.
+3. If the data does not assign training examples to clients, ``partition`` divides the examples by a
+   scheme of ``schemes``. ``validation`` holds examples out of training, and selects the best round
+   with them.
+4. For ``archgraph check``, ``imagined`` returns zeros instead of the data sets that ``load`` reads.
+   ``form`` reads rows on another machine with the same class names, categories and scales.
 
 - Nothing is downloaded. Data files cannot run code: CIFAR's pickles are read by an unpickler that
   only builds arrays and standard containers. Only ``data: {python: …}`` calls a function.

@@ -10,7 +10,7 @@ from archgraph.data.rows import check_apart
 from archgraph.errors import DataError
 
 Text = np.ndarray
-"""An array of text, which a tensor cannot hold."""
+"""An array of text. (Tensors cannot contain text.)"""
 
 # pandas' name for the kind of an array's Python values → the type that they are converted to.
 _TYPES = {
@@ -34,7 +34,7 @@ def array_of(value: object, where: str) -> Tensor | Text:
         where: Name of the value, for errors.
 
     Raises:
-        DataError: If the value contains something else than numbers or text, or has masked values.
+        DataError: If the value contains anything other than numbers and text, or has masked values.
 
     Example:
         >>> array_of(torch.tensor([[0, 2]]).to_sparse(), "x")
@@ -101,8 +101,8 @@ def real_numbers(rows: Tensor, where: str) -> Tensor:
     """Convert floating point numbers to float32; integers and booleans stay unchanged.
 
     Raises:
-        DataError: If numbers are complex or not finite, or if most of the different numbers become
-            equal in 32 bits.
+        DataError: If numbers are complex or not finite, or if rounding to 32 bits makes most of the
+            different numbers equal.
     """
     if rows.is_complex():
         raise DataError(
@@ -128,7 +128,7 @@ def real_numbers(rows: Tensor, where: str) -> Tensor:
 
 
 def what(value: object) -> str:
-    """Describe a value for an error.
+    """Describe a value for an error message.
 
     >>> what(torch.zeros(2, 3)), what([1, 2]), what(None)
     ('Tensor [2, 3]', 'list of 2', 'nothing')

@@ -18,7 +18,7 @@ from archgraph.errors import DataError
 
 
 def read_cifar(source: Source, files: Mapping[str, File], limit: int | None) -> Dataset:
-    """Read a CIFAR data set, with only as many batches as the limit needs."""
+    """Read a CIFAR data set; batches after the limit of examples are not read."""
 
     def part(names: Iterable[str]) -> tuple[Tensor, Tensor]:
         images: list[np.ndarray] = []

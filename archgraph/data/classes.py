@@ -17,7 +17,8 @@ def reordered(data: Dataset, order: tuple[int, ...]) -> Dataset:
 
     Args:
         data: A data set in which each example has one class.
-        order: Current number of each class, in the new order of the classes.
+        order: Current numbers of the classes in their new order: class ``order[i]`` becomes class
+            i.
     """
     numbers = torch.tensor(order).argsort()
 

@@ -110,7 +110,7 @@ class Column:
         """Check that a column that is read as a category does not contain numbers or free text.
 
         Args:
-            otherwise: Hint for users whose column is a category.
+            otherwise: Hint of the error, for users whose column is a category.
 
         Raises:
             DataError: If most values are numbers in an unusual notation, or if most values have
@@ -131,7 +131,7 @@ class Column:
 
     @property
     def as_text(self) -> str:
-        """Keys of `data` that read this column as texts, for a hint."""
+        """Settings of `data` with which this column would be read as texts, for error messages."""
         return f"text: {self.name}, tokenizer: tokenizer.json, length: 128"
 
     def sentences(self) -> list[str]:
@@ -166,7 +166,7 @@ class Column:
         """Return the values as float64 ``[row]``.
 
         Args:
-            otherwise: Hint for users whose column does not contain numbers.
+            otherwise: Hint of the error, for users whose column does not contain numbers.
 
         Raises:
             DataError: If a value is missing, is not a number, or does not fit into float32.
@@ -304,8 +304,8 @@ def measures(column: Column, kind: ColumnKind | None) -> bool:
 def check_columns(known: Collection[str], keys: Mapping[str, Collection[str]], inputs: str) -> None:
     """Check the column names of a spec.
 
-    All columns must exist. There must be input columns, and the columns of targets and of clients
-    must not be among them.
+    All columns must exist. There must be input columns. Columns of targets and of clients must not
+    be input columns.
 
     Args:
         known: The columns of the table.

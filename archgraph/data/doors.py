@@ -43,7 +43,7 @@ READERS: Mapping[type[DataSpec], Callable[[Any, str | None], Dataset]] = {
     HuggingFaceData: huggingface.read_huggingface,
     TextData: lambda spec, _: text.read_running_text(spec),
 }
-"""Kind of data → its reader, which takes the spec and the task that determines the targets."""
+"""Dict from type of spec to the reader, which takes the spec and the learning task."""
 
 
 def data_from_python(value: object, task: str | None = None) -> Dataset:
@@ -85,12 +85,15 @@ def read_data(spec: DataSpec, task: str | None = None, *, check: bool = False) -
 
     Args:
         spec: The `data` of the experiment, with absolute paths.
-        task: The learning task. It determines how targets are converted if the file does not.
+        task: The learning task, which determines how the targets of tables and of Python or Hugging
+            Face data are converted.
         check: For named data sets, return zeros of the same shapes instead of reading files.
 
     Raises:
-        DataError: If `data` is missing, or files are missing, damaged or differ in form.
-        SpecError: If the spec names Python code that must not or cannot be imported.
+        DataError: If `data` is missing, files are missing or damaged, or examples differ in shape
+            or type.
+        SpecError: If the spec names Python code that cannot be imported, or that the caller has not
+            consented to run.
 
     Example:
         >>> read_data(NamedData(dataset="digits"))

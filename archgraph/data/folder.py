@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 WHERE = "data.folder"
 TRAIN, TEST = "train", "test"
 Files: TypeAlias = dict[str, list[tuple[str, Path]]]
-"""Class and file of each example, by split."""
+"""Dict from split to the class and file of each example."""
 # Formats that Pillow may open; others can refer to further files, or have many pages.
 FORMATS = {
     ".png": "PNG",

@@ -24,7 +24,7 @@ from archgraph.errors import DataError
 from archgraph.language.data import DataSpec, FolderData, TableData, column_names
 
 Columns: TypeAlias = dict[str, tuple[str, ...] | None]
-"""Column → values of the category in order, or None if the column contains numbers."""
+"""Dict from column to the values of the category in order; None for a column of numbers."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,8 @@ class DataForm:
     def read(self, spec: DataSpec, path: str, task: str | None = None) -> Dataset:
         """Read the rows on this machine in this form, and use all of them for training.
 
-        1. Read a table by the columns of the form, or images in its size and channels.
+        1. Read the columns of a table that the form lists, or images in the form's size and
+           channels.
         2. Number the classes and scale the inputs as in the form.
 
         Args:

@@ -18,7 +18,7 @@ from archgraph.errors import DataError
 def image_dataset(
     source: Source, train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor], limit: int | None
 ) -> Dataset:
-    """Build a data set from the images and classes of both splits, at most `limit` of each."""
+    """Build a data set from images and classes, with at most `limit` images in each split."""
     if not (len(train[0]) and len(test[0])):
         raise DataError("a split has no examples", where=source.name)
     images, _ = train = train[0][:limit], train[1][:limit]

@@ -24,21 +24,21 @@ def imagined_dataset(
     vocabulary: int | None = None,
     tokenizer: str | Path | None = None,
 ) -> Dataset:
-    """Return zeros in the form of a named data set, with as many examples and interleaved classes.
+    """Return zeros in the form of a data set, with the same number of examples; classes take turns.
 
-    For text, the first example contains the last word of the vocabulary. With a tokenizer it does
-    not, because the vocabulary is unknown until the tokenizer's files are read.
+    For text, the first example contains the last word of the vocabulary. With a tokenizer, the
+    vocabulary is unknown until the tokenizer's files are read, so all tokens are 0.
 
     Args:
         name: One of `DATASETS`.
         limit: Number of examples of each split, as for `load_dataset`.
-        bptt: Length of a window of running text.
-        length: Tokens of a pair of sentences.
+        bptt: Length of a window of continuous text, in tokens.
+        length: Number of tokens of an encoded pair of sentences.
         vocabulary: Largest number of tokens of a learned vocabulary.
         tokenizer: File or folder of a tokenizer.
 
     Raises:
-        DataError: If the name is unknown, or this data set does not have one of the options.
+        DataError: If the name is unknown, or an option does not apply to this data set.
 
     Example:
         >>> imagined_dataset("mnist", limit=100)

@@ -191,9 +191,10 @@ def joined_rows(parts: Sequence[Tensor]) -> Tensor:
 
 
 def empty_rows(count: int, row: Tensor, most: int) -> Tensor:
-    """Allocate a tensor of `count` rows like `row`, in a temporary file from `most` bytes on.
+    """Allocate a tensor of `count` rows like `row`.
 
-    The file is mapped into memory and deleted with the last reference to the tensor.
+    A tensor of `most` bytes or more is stored in a temporary file. The file is mapped into memory,
+    and deleted with the last reference to the tensor.
     """
     elements = count * row.numel()
     if elements * row.element_size() < most:

@@ -18,10 +18,10 @@ from archgraph.errors import DataError
 
 IMAGES = {"idx": images.read_images, "cifar": cifar.read_cifar}
 BPTT = 64
-"""Default length of a window of running text, in tokens."""
+"""Default length of a window of continuous text, in tokens."""
 PAIRS = {"pairs": pairs.divided_pairs, "sick": pairs.sick, "multinli": pairs.multinli}
 FORMATS = (*IMAGES, "words", *PAIRS)
-"""Formats that a data set may be in; see :class:`archgraph.data.source.Source`."""
+"""Formats of data sets; see :class:`archgraph.data.source.Source`."""
 
 
 def load_dataset(
@@ -43,7 +43,7 @@ def load_dataset(
             `ARCHGRAPH_DATA`. Not needed for `digits`.
         limit: Number of examples to use of each split, from its beginning. The statistics for
             normalisation are computed from these training examples only. Default: all examples.
-        bptt: Length of a window of running text, in tokens.
+        bptt: Length of a window of continuous text, in tokens.
         length: Number of tokens of a pair of sentences, including its three special tokens and
             padding. Default: 128.
         vocabulary: Largest number of tokens of the vocabulary that is learned from the training
@@ -57,7 +57,7 @@ def load_dataset(
 
     Raises:
         DataError: If the name is unknown, a file is missing, damaged or differs from the published
-            file, or this data set does not have one of the options.
+            file, or an option does not apply to this data set.
 
     Example:
         >>> load_dataset("digits")
@@ -98,7 +98,7 @@ def _encoder(tokenizer: Tokenizer, length: int, name: str) -> Encode:
 
 
 def check_encoding(chosen: Source, *, bptt: int = BPTT, **options: object) -> None:
-    """Raise if options for texts do not fit the data set, or set two vocabularies."""
+    """Raise an error if options for texts do not fit the data set, or set two vocabularies."""
     # `bptt` has a value in every spec: only a value other than the default was requested.
     readers: dict[str, tuple[str, ...]] = {"bptt": ("words",)} if bptt != BPTT else {}
     readers |= {option: tuple(PAIRS) for option, value in options.items() if value is not None}

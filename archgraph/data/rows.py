@@ -22,7 +22,7 @@ from archgraph.federation.metrics import IGNORED
 from archgraph.hints import unknown
 
 SHARE = 0.2
-"""Default share of rows that is set aside for tests."""
+"""Default fraction of the rows that is set aside for tests."""
 MOST_CLASSES = 2**20
 MOST_COMPARED = 2**22  # values, in the first rows
 NOISE = 1e-12  # relative size of differences that count as rounding errors
@@ -33,8 +33,8 @@ class Records:
     """Rows with their targets.
 
     Attributes:
-        inputs: Dict from the names of a model's inputs, in order, to ``[row, ...]``; a single input
-            may have any name.
+        inputs: Dict from the names of a model's inputs, in order, to tensors ``[row, ...]``. A
+            single input may have any name.
         targets: int64, bool or float32 ``[row, ...]``, as in :class:`Split`.
         clients: The client of each row; None if the data does not name clients.
     """
@@ -179,7 +179,7 @@ def owners(rows: Records, count: int) -> dict[Hashable, np.ndarray]:
 def number_classes(
     names: Sequence[str], order: Callable[[str], str | int] = str
 ) -> tuple[Tensor, tuple[str, ...]]:
-    """Return class numbers in the order of the names (or of ``order``), and the sorted names.
+    """Return the class number of each row, and the class names, sorted with the key ``order``.
 
     Example:
         >>> number_classes(["b", "a", "b"])

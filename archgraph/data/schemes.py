@@ -75,8 +75,8 @@ def equal_dirichlet(
     For each client, the proportions of the classes are drawn from Dir(alpha). Then clients take
     turns in random order: each takes one example of a class drawn from its proportions. When all
     examples of a class are taken, the class is removed from all proportions (Hsu, Qi, Brown, 2019;
-    RecipFL). With an alpha below 0.1, a client may draw only one class. If its examples run out,
-    the partition fails.
+    RecipFL). With an alpha below 0.1, a client may draw only one class. If the examples of this
+    class run out, the partition fails.
     """
     random = np.random.default_rng(seed)
     values = np.unique(labels)

@@ -37,7 +37,8 @@ class Published:
     Attributes:
         bytes: Size of the decompressed content. The stored file may be compressed or not.
         md5: Checksum of the decompressed content.
-        gz: If True, `md5` is the checksum of the published `.gz` file, which must then be stored.
+        gz: If True, `md5` is the checksum of the published `.gz` file, so the `.gz` file must be
+            stored.
         archive: If True, the file is an archive. `bytes` and `md5` then describe the stored file.
     """
 
@@ -59,15 +60,17 @@ class Source:
         format: Format of the files: one of `archgraph.data.load.FORMATS`.
         folders: Folders below the root in the order of search. The root itself is searched last.
         train: Files of training examples, in the order of the format.
-        test: Files of test examples; empty if the format takes them from the other files.
+        test: Files of test examples; empty if the format takes test examples from the files in
+            `train`.
         labels: Name of each class of images.
         shape: Shape of one image.
-        examples: Numbers of training and test examples; for running text, numbers of tokens.
+        examples: Numbers of training and test examples; for continuous text, numbers of tokens.
         words: Number of distinct words of the training text, including the special tokens of pairs;
             0 if unknown.
         key: Key of the labels in a CIFAR batch.
         shipped: Whether archgraph includes the files of the data set.
-        published: Address at which the authors publish the files; empty if they no longer do.
+        published: Address at which the authors publish the files; empty if the files are no longer
+            published.
     """
 
     __pydantic_config__ = _STRICT
@@ -93,7 +96,7 @@ class Source:
 
 
 DATASETS: tuple[str, ...] = tuple(sorted(path.stem for path in SETS.glob("*.yaml")))
-"""Names that `load_dataset` knows."""
+"""Names of the data sets that `load_dataset` can load."""
 
 
 @functools.cache

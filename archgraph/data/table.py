@@ -77,7 +77,7 @@ def read_table(spec: TableData, task: str | None = None) -> Dataset:
 
 
 def columns_seen(spec: TableData, table: Mapping[str, Column]) -> dict[str, ColumnKind | None]:
-    """Return the input columns, each with its kind in the spec, or None.
+    """Return the input columns, each with the kind that the spec sets, or None.
 
     Raises:
         DataError: If the spec names a column that does not exist, or there is no input column.

@@ -88,7 +88,7 @@ def form_of(rows: Tensor | Text) -> str:
 
 
 def check_said(form: str, where: str) -> None:
-    """Check that targets are one integer per example, which are classes if no task is set.
+    """Check that each target is one integer, as required if no task is set.
 
     Args:
         form: Type and shape of the targets, as described by :func:`form_of`.

@@ -1,4 +1,4 @@
-"""Running text of the user, for `data: {text: …}`."""
+"""The user's own continuous text, for `data: {text: …}`."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from archgraph.language.data import TextData
 
 S = TypeVar("S", list[str], Tensor)
 SHARE = 0.1
-"""Default share of a text that is set aside for tests, from its end."""
+"""Default fraction of a text, at its end, that is set aside for tests."""
 MOST_TEXT = MOST_BYTES >> 5  # each character becomes a Python object and a number
 
 
 def read_running_text(spec: TextData) -> Dataset:
-    """Read text as windows of characters, words or tokens, for predicting the next of them.
+    """Read text as windows of characters, words or tokens; each target is the next one in the text.
 
     Raises:
         DataError: If the text is not UTF-8, or is too short for a training and a test window.
@@ -52,7 +52,7 @@ def _streams(spec: TextData, read: Callable[[Path], S]) -> tuple[tuple[S, S], li
 def vocabulary(train: Sequence[str], test: Iterable[str]) -> tuple[str, ...]:
     """Return the distinct tokens of the training text in order of first occurrence.
 
-    If the test text has other tokens, `<unk>` follows.
+    If the test text contains other tokens, `<unk>` is added at the end.
 
     Example:
         >>> vocabulary("banana", "ban"), vocabulary("banana", "band")

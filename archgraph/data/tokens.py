@@ -34,7 +34,7 @@ from archgraph.language.mistakes import abbreviate
 
 Texts: TypeAlias = Sequence[str]
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
-"""Inputs of models: tokens; 1 on tokens and 0 on padding; 1 on the second text of a pair."""
+"""Names of models' inputs: token ids; mask with 0 on padding; 1 on the second text of a pair."""
 WHERE, LENGTH = "data.tokenizer", "data.length"
 # Special tokens that published tokenizers use for padding if their settings do not name one.
 PADDING = ("[PAD]", "<pad>", "<|pad|>", "<PAD>", "<|padding|>", "<|finetune_right_pad_id|>")
@@ -50,7 +50,7 @@ class Tokenizer:
     Attributes:
         backend: A ``tokenizers.Tokenizer``.
         tokens: All tokens, ordered by their numbers; an empty string for a number without a token.
-        pad: Number and type of the padding token; None if there is none.
+        pad: Id and token type id of the padding token; None if there is none.
         pad_side: Side on which texts are padded.
         cut_side: Side on which texts that are too long are cut.
         where: File or folder of the tokenizer.
@@ -122,7 +122,7 @@ class Tokenizer:
         return {name: rows[:, :-1].contiguous() for name, rows in arrays.items()}, targets
 
     def running(self, text: str, where: str) -> Tensor:
-        """Return the tokens of a running text, without special tokens, int64 ``[position]``."""
+        """Return the tokens of a continuous text, without special tokens, int64 ``[position]``."""
         self.backend.no_truncation()
         self.backend.no_padding()
         with _encoding(where):

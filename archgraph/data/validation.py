@@ -143,7 +143,7 @@ class Selection:
         """Return the selection of an experiment.
 
         Raises:
-            SpecError: If its metric is not measured.
+            SpecError: If the selection's metric is not measured.
         """
         metric = spec.metric or learning.judge
         more = learning.better.get(metric)
@@ -181,11 +181,11 @@ class Selection:
         return (max if self.more else min)(known, key=lambda number: known[number])
 
     def chosen(self, lines: Sequence[Mapping[str, Json]]) -> int | None:
-        """Return the best round if the run ends with its weights, else None."""
+        """Return the best round if the run ends with the weights of that round, else None."""
         return self.best(lines) if self.spec.keep == "best" else None
 
     def exhausted(self, lines: Sequence[Mapping[str, Json]]) -> str:
-        """Return the reason for which the run stops here; empty if it continues."""
+        """Return the reason why the run stops early; an empty string if it continues."""
         best, patience = self.best(lines), self.spec.patience
         if patience is None:
             return ""

@@ -240,7 +240,7 @@ class Dataset:
 
     @property
     def consecutive(self) -> bool:
-        """Whether examples are consecutive windows of a running text."""
+        """Whether examples are consecutive windows of one continuous text."""
         targets = self.train.targets
         windows = targets.dtype == torch.int64 and targets.dim() == 2
         return windows and self.kind == "text" and not self.separate
@@ -329,7 +329,7 @@ def check_alike(
     """Check that an example has the same form (types and shapes) as the first example.
 
     Raises:
-        DataError: If the forms differ. The error has the message and the hint.
+        DataError: If the forms differ, with this message and hint.
     """
     if form != first:
         expected = f"{first}, as the first one"

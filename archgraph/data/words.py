@@ -1,4 +1,4 @@
-"""Running text as windows of consecutive words, for predicting the next word."""
+"""Continuous text as windows of consecutive words, for predicting the next word."""
 
 from __future__ import annotations
 

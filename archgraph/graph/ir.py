@@ -130,7 +130,7 @@ class Node:
         return dataclasses.replace(self, args=tuple(args))
 
     def mapped(self, change: Callable[[Value], Value]) -> Node:
-        """Return the node with ``change`` applied to every scalar in its arguments."""
+        """Return the node with ``change`` applied to every item of its nested arguments."""
         args = tuple((k, replace(v, change)) for k, v in self.args)
         # `dataclasses.replace` takes three times as long, and rewrites create many nodes.
         return Node(self.name, self.op, args, self.type, self.scope, self.source)
@@ -156,7 +156,10 @@ class Node:
         return self.type if isinstance(self.type, tuple) else (self.type,)
 
     def operands(self) -> Iterator[Ref | Leaf]:
-        """Yield the results and leaves that the node uses, in argument order, with repetition."""
+        """Yield references to the results, parameters, buffers and constants that the node uses.
+
+        They are in argument order, with repetition.
+        """
         for _, value in self.args:
             if isinstance(value, (Ref, Leaf)):  # the common case; walking takes three times as long
                 yield value
@@ -168,7 +171,7 @@ class Node:
         return (item.name for item in self.operands() if isinstance(item, Ref))
 
     def leaves(self) -> Iterator[str]:
-        """Yield names of leaves that are used, in argument order, with repetition."""
+        """Yield names of parameters, buffers and constants, in argument order, with repetition."""
         return (item.name for item in self.operands() if isinstance(item, Leaf))
 
     def __str__(self) -> str:
@@ -251,7 +254,7 @@ class ArchGraph:
 
     @property
     def leaf_users(self) -> Mapping[str, tuple[str, ...]]:
-        """Dict from each leaf to the names of nodes that use it, in topological order."""
+        """Dict from each parameter, buffer or constant to the names of its users, in node order."""
         return self._memo("leaf_users", lambda g: _users(g, g.param, Node.leaves))
 
     @property
@@ -263,7 +266,10 @@ class ArchGraph:
 
     @property
     def nx(self) -> networkx.DiGraph:
-        """Frozen networkx view: edges from producer to user; node attributes ``node``, ``op``."""
+        """Frozen networkx graph with edges from nodes to users.
+
+        The node attributes are ``node`` and ``op``.
+        """
         # Imported on use: graphs can be read and printed without networkx.
         import networkx
 
@@ -287,7 +293,7 @@ class ArchGraph:
         return dataclasses.replace(self, **changes)
 
     def mapped(self, change: Callable[[Value], Value]) -> ArchGraph:
-        """Return a copy with ``change`` applied to every scalar in arguments, outputs, updates."""
+        """Return a copy with ``change`` applied to every item of arguments, outputs and updates."""
         return self.replace(
             nodes=tuple(n.mapped(change) for n in self.nodes),
             outputs=replace(self.outputs, change),

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 Monomial: TypeAlias = tuple[str, ...]
-"""Names in sorted order; a name that occurs twice is squared."""
+"""Names of sizes, in sorted order. A name that occurs twice is squared."""
 
 
 class Quotient(str):

@@ -103,7 +103,7 @@ def example_sizes(graph: ArchGraph, batch: int = 1) -> Mapping[str, int]:
 
 
 def counted_at(graph: ArchGraph) -> str:
-    r"""Return the open sizes for which costs are counted, as text; empty if there is only a batch.
+    r"""Return the values of open sizes for which costs are counted, as text, without the batch.
 
     >>> from archgraph.graph.text import parse
     >>> text = "%x: float32[batch, n] = input(n={'example': 7})\nforward x = %x\nreturn %x"

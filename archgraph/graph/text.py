@@ -9,7 +9,8 @@ Every construct is on a single line, so errors have a line and column::
     forward x = %x
     return %linear
 
-Parsing does not evaluate code: a word is a number, a leaf or one of a few reserved words.
+Parsing does not evaluate code: a word is a number, the name of a parameter, buffer or constant, or
+one of a few reserved words.
 """
 
 from __future__ import annotations

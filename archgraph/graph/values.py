@@ -50,7 +50,7 @@ class Ref:
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """Reference to a parameter, buffer or constant, printed as its key in the state dict."""
+    """Reference to a parameter, buffer or constant, printed as its name."""
 
     name: str
 
@@ -147,7 +147,7 @@ NESTING = (tuple, Mode, Record)
 
 
 def walk(value: Value) -> Iterator[Value]:
-    """Yield every scalar inside a value from left to right, for both modes of a ``Mode``."""
+    """Yield all items of a nested value from left to right, for both modes of a ``Mode``."""
     match value:
         case tuple():
             for item in value:
@@ -168,7 +168,7 @@ def refs(value: Value) -> list[str]:
 
 
 def replace(value: Value, change: Callable[[Value], Value]) -> Value:
-    """Apply ``change`` to every scalar inside a value."""
+    """Apply ``change`` to every item of a nested value."""
     match value:
         case tuple():
             return tuple(replace(item, change) for item in value)

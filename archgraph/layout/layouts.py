@@ -3,8 +3,8 @@
 A dimension has a *layout*. It is an axis that may be cut (:class:`Var` while solving,
 :class:`AxisRef` when solved), a row-major flattened product (:class:`Prod`), a concatenation
 (:class:`Sum`), or a dimension that cannot be cut (:class:`Fixed`), such as batch, pixels, tokens or
-classes. Operators have equations between layouts. :class:`Solver` refines axes until all equations
-hold, or pins the axes.
+classes. Each operator defines equations between layouts. :class:`Solver` refines axes until all
+equations hold, or pins the axes (forbids cutting them).
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class Var:
 
     Attributes:
         size: Number of positions along the axis.
-        bound: The layout to which unification has bound the axis.
-        pinned: The reason why the axis cannot be cut.
+        bound: The layout that unification has found to equal the axis; None if the axis is free.
+        pinned: The reason why the axis cannot be cut; empty if it can be cut.
         part: Whether a product or concatenation contains the axis.
     """
 
@@ -109,7 +109,10 @@ def fixed_size(layout: Layout) -> int:
 
 
 def product(factors: Iterable[Layout]) -> Layout:
-    """Return a product in normal form: flattened, without sizes of 1, fixed neighbours joined."""
+    """Return a product in normal form.
+
+    Nested products are flattened, sizes of 1 are dropped, and adjacent fixed factors are joined.
+    """
     flat: list[Layout] = []
     for f in factors:
         parts = f.factors if isinstance(f, Prod) else (f,)
@@ -126,7 +129,10 @@ def product(factors: Iterable[Layout]) -> Layout:
 
 
 def concatenation(terms: Iterable[Layout]) -> Layout:
-    """Return a sum in normal form: flattened, without empty terms, fixed neighbours joined."""
+    """Return a sum in normal form.
+
+    Nested sums are flattened, empty terms are dropped, and adjacent fixed terms are joined.
+    """
     terms = [term for term in terms if term.size != 0]
     flat: list[Layout] = []
     size: Size = 0
@@ -187,7 +193,7 @@ class Solver:
     state: object = field(default_factory=object)  # another one when resolved layouts change
 
     def new(self, size: Size) -> Layout:
-        """Return a new axis; an open size and a size of 1 are fixed."""
+        """Return a new axis, or a fixed layout for an open (dynamic) size or a size of 1."""
         if isinstance(size, Polynomial) or size <= 1:
             return Fixed(size)
         return Var(size)

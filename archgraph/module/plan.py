@@ -51,8 +51,9 @@ class ModulePlan:
         graph: The graph to build.
         layers: Dict from path to ``torch.nn`` layer.
         calls: Dict from operator to the arguments with which its layer is called.
-        stacks: Dict from path to recurrent layer. Such a layer consists of several operators; the
-            call of the layer replaces the first, and the others have no arguments.
+        stacks: Dict from path to recurrent layer. Such a layer consists of several operators. The
+            call of the layer replaces the first operator, and the other operators do not have
+            arguments in ``calls``.
         work: All operators in order, without inputs, and without operators that increment the
             batch counters of layers.
         updates: Buffers that forward assigns and their new values, without batch counters.
@@ -78,8 +79,8 @@ class ModulePlan:
            recurrent layer computes all of them. The parameters and buffers of the layer must be
            exactly the leaves of the path.
         3. Layers increment their batch counters themselves, so remove the operators that increment
-           them. If a norm has several paths, which share a counter, all of them are layers, or none
-           is.
+           them. If a norm has several paths that share a counter, either all of them become layers,
+           or none.
         """
         paths = _Paths(graph)  # 1
         layers, counters = paths.counted()  # 2, 3
@@ -116,7 +117,7 @@ class ModulePlan:
     def readers(self) -> Mapping[str, tuple[tuple[str, Value], ...]]:
         """Dict from result to its users, each with the argument that contains the result.
 
-        The user of an output is ``""``.
+        For a result that forward returns, one of the users is ``""``.
         """
         readers: dict[str, list[tuple[str, Value]]] = {}
         values = [(node.name, value) for node in self.work for _, value in node.args]
@@ -171,8 +172,8 @@ class ModulePlan:
 
         1. Arguments of its operators and layers, and both variants of values that it selects by its
            mode. If both variants come from outside, the caller selects one.
-        2. Dynamic sizes that are in the shape of no tensor among these values. If there is no
-           tensor, also the device for new tensors.
+        2. Dynamic sizes, except those that can be read from the shapes of these tensors. If there
+           is no tensor, also the device for new tensors.
         """
         operands: Value = tuple(
             self.calls.get(n.name, tuple(value for _, value in n.args)) for n in run
@@ -207,7 +208,7 @@ class ModulePlan:
                 yield Polynomial.of(name)
 
     def steady(self, need: Need) -> str | None:
-        """Return the result that a need is in both modes; None if there is none."""
+        """Return the result that provides a needed value in both modes; None if there is none."""
         names = refs(need) if isinstance(need, Ref | Mode) else []
         both = isinstance(need, Mode) and len(names) == 2
         always = bool(names) and all(names[0] in mode for mode in self.modes)
@@ -221,7 +222,7 @@ class ModulePlan:
         return None
 
     def local_name(self, leaf: str, path: str) -> str | None:
-        """Return the name of a leaf relative to a path; None if it is outside."""
+        """Return the name of a leaf relative to a path; None if the leaf is not inside the path."""
         if not path:
             return leaf
         names = (leaf, *self.graph.param[leaf].aliases)

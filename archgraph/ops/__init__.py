@@ -6,8 +6,8 @@ The input is a node: an operator and its arguments, with the names of ``schema``
    functions and constants that describe the operator. Each family of operators has a file with its
    rows. An operator without a row is unknown, and the axes of its operands are never cut.
 2. Infer types (``infer``). Some rows have a formula (``types``). Otherwise, run the operator on
-   tensors without data (``kernels``), or with symbolic sizes if several sizes are open
-   (``symbols``).
+   tensors without data (``kernels``), or with symbolic sizes if sizes other than the batch are
+   open, i.e. dynamic (``symbols``).
 3. Compute the equations between axes (``equations``), and the positions at which results are zero
    if an axis is masked (``zeros``). :mod:`archgraph.analysis` solves the equations of a graph.
 4. Return other properties of operators: the cost of forward and ``backward``, initial weights
@@ -22,6 +22,7 @@ Invariants:
 
 - An operator is described in one file. Families share helper functions of ``pointwise`` and
   ``weighted``.
-- If a rule cannot interpret its arguments, it pins the axes, which is always correct.
+- If a rule cannot interpret its arguments, it pins the axes (forbids cutting them), which is always
+  correct.
 - If a graph passes ``check``, its nodes have known schemas and the types that ``infer`` computes.
 """

@@ -13,8 +13,8 @@ from typing import TypeAlias
 from archgraph.ops.operands import Amount, Counted, numel
 
 Extra: TypeAlias = Callable[[Counted], "list[tuple[Amount, str]]"]
-"""Tensors that an operator saves in addition to its operands and results: number of elements and
-dtype of each; an empty dtype is that of the first result."""
+"""Tensors that an operator saves in addition to its operands and results, each with its number of
+elements and its dtype. An empty dtype stands for the dtype of the first result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +27,14 @@ class Backward:
         results: Indices of the results that are saved.
         extra: Function that returns further saved tensors.
         working: Large temporary tensors of the backward pass.
-        matrices: Dict from each argument that is saved with flattened leading dimensions to the
-            number of the other dimensions. An argument in another memory order is copied.
+        matrices: Arguments whose leading dimensions are flattened into one before they are saved,
+            each with the number of trailing dimensions that stay. If an argument cannot be
+            flattened without a copy, the copy is saved.
         passes: True if the gradients of the operands are the gradient of the result or views of
             this gradient, so that no memory is allocated.
         stops: True if no gradient flows through the operator.
         same: True if the operator returns its first operand itself.
-        order: Argument with the memory order of the result; empty for row-major order.
+        order: Argument whose memory order the result has; empty for row-major order.
         checked: True if PyTorch saves exactly these tensors. If False, they are an upper bound.
     """
 
@@ -62,7 +63,7 @@ def saves(
         operands: Arguments that are saved if any gradient is needed.
         results: Indices of the results that are saved.
         extra: Function that returns further saved tensors.
-        matrices: Dict from flattened argument to the number of the other dimensions.
+        matrices: Dict from flattened argument to the number of dimensions that are not flattened.
         needed: For each argument that is saved only for the gradients of some arguments, a
             space-separated list of these arguments.
 

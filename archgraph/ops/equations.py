@@ -1,13 +1,15 @@
-"""The layouts of an operator's arguments, and methods with which its rule relates them.
+"""The layouts of an operator's arguments, and methods with which the operator's rule relates them.
+
+A layout describes a tensor dimension by its axes (:mod:`archgraph.layout`).
 
 Some arguments contain sizes, such as the shape of ``view``, the number of groups or the sizes of a
 split. A rule records the layouts to which these sizes belong. After a cut, the argument is computed
 again from the layouts, so rules do not need an inverse.
 
 An operator with several tensors must relate every dimension that the tensors share. This includes
-the batch, because heads are often part of the batch dimension. When ``grid_sample`` did not relate
-its two batches, the heads of values and of offsets were two axes, and cuts produced networks that
-did not run.
+the batch, because heads are often part of the batch dimension. Without an equation between the two
+batches of ``grid_sample``, for example, the heads of values and of offsets would be two axes, and a
+network with a cut in one of them would not run.
 """
 
 from __future__ import annotations
@@ -57,12 +59,12 @@ class Equations:
             dimensions).
         roles: Roles of layouts that an operator recognises: (layout, role, node).
         dirt: Dict from node to the *dirt* of each result. Dirt is the set of layouts at whose
-            masked positions the result may be nonzero.
+            masked (removed) positions the result may be nonzero.
         scores: Dict from each product of two activations, which a softmax may turn into attention,
-            to the layouts of the sum and the shared layouts (heads).
+            to the layouts that it sums over and the layouts that both activations share (heads).
         attends: Names of the nodes that compute attention weights.
-        attention: Dict from each product of attention weights and values to the shared layouts
-            (heads) and the layout of a value.
+        attention: Dict from each product of attention weights and values to the layouts that both
+            share (heads) and the layout of a value.
         node: The operator whose rule is running.
     """
 
@@ -151,10 +153,11 @@ class Equations:
         return x, self.dim("dim", len(x))
 
     def grouped(self, layout: Layout, groups: Value, argument: str) -> tuple[Layout, Layout]:
-        """Split a layout into groups and the positions of each group.
+        """Split a layout into the groups and the positions inside a group.
 
-        The argument contains the number of groups. An open number of groups counts examples, and
-        axes that are part of the batch dimension.
+        After a cut, ``argument`` gets the new number of groups. An open (dynamic) number of groups
+        is the number of examples, possibly multiplied by the sizes of axes that are merged into the
+        batch dimension.
         """
         assert isinstance(groups, int | Polynomial)
         size = divide(layout.size, groups)
@@ -216,7 +219,7 @@ class Equations:
             self.solver.pin(layout, reason if why else self.solver.reason)
 
     def place(self) -> str:
-        """Return the current operator as it appears in reasons."""
+        """Return the text for the current operator in the reasons of pins."""
         node = self.node
         where = f" at {node.source}" if node.source else ""
         return f"{node.op} %{node.name}{' in ' + node.scope if node.scope else ''}{where}"
@@ -301,7 +304,7 @@ class Equations:
         """Record that products of operands are summed over a layout.
 
         If one of the factors is zero at the masked positions, the sum equals that of the cut
-        network. Otherwise the layout is spanned.
+        network. Otherwise the operation is recorded in :attr:`spans`.
 
         Args:
             layout: Layout that is summed over.
@@ -333,19 +336,19 @@ class Equations:
                 self.span(var, what)
 
     def role(self, layout: Layout, role: str) -> None:
-        """Record the role of a layout, which is part of its name."""
+        """Record the role of a layout (such as ``heads``), which becomes part of its name."""
         self.roles.append((layout, role, self.node.name))
 
     def states(self, argument: str, sizes: StatedSizes) -> None:
-        """Record that an argument contains the sizes of layouts, so that a cut recomputes it."""
+        """Record that an argument contains the sizes of layouts. A cut recomputes the argument."""
         self.attributes[self.node.name, argument] = sizes
 
     def fixed(self, shape: Sequence[Size]) -> Dims:
-        """Return layouts for a shape none of whose dimensions can be cut."""
+        """Return the layouts of a tensor of this shape that cannot be cut in any dimension."""
         return [Fixed(s) for s in shape]
 
     def conform(self, dims: Dims, index: int = 0) -> Dims:
-        """Replace the layouts of stretched dimensions, whose sizes differ from the result's."""
+        """Replace layouts whose size broadcasting changes by fixed layouts of the result's size."""
         shape = self.node.types[index].shape
         return [d if d.size == s else Fixed(s) for d, s in zip(dims, shape, strict=True)]
 

@@ -161,7 +161,7 @@ def _sequence(long: Callable[..., object]) -> Callable[..., object]:
 
 @contextlib.contextmanager
 def short_ways() -> Iterator[None]:
-    """Let fake tensors of symbolic shape use fast paths for these operators."""
+    """Temporarily use this module's fast implementations for fake tensors of symbolic shape."""
     ways = get_fast_op_impls()
     # Later versions of torch may have their own implementations: keep those.
     added = {op: way for op, way in _WAYS.items() if op not in ways}

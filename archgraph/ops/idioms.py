@@ -57,7 +57,7 @@ class IdiomMatch:
         return graph.node[value.name].shape if isinstance(value, Ref) else ()
 
     def axes(self, name: str) -> set[int]:
-        """Return the dimensions of x that a variable lists, counted from the front."""
+        """Return the dimensions of ``x`` that a variable lists, counted from the front."""
         listed, rank = walk(self.values[name]), len(self.shape("x")) or 1
         return {axis % rank for axis in listed if isinstance(axis, int)}
 

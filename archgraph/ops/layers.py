@@ -99,7 +99,10 @@ def weighted(kind: type[nn.Module], sizes: Sequence[str], *inputs: str) -> Layer
 
 # -- layers without weights -----------------------------------------------------------------------
 def same_options(kind: type[nn.Module]) -> LayerRule:
-    """Return the rule of a layer with one input whose options have the operator's names."""
+    """Return the rule of a layer with one input.
+
+    The options of the layer have the same names as the arguments of the operator.
+    """
     names = frozenset(inspect.signature(kind).parameters)
 
     def rule(graph: ArchGraph, node: Node) -> TorchLayer | None:

@@ -40,7 +40,10 @@ def shape_of(graph: ArchGraph, value: Value) -> tuple[Size, ...]:
 
 
 def sizes_of(graph: ArchGraph, value: Value) -> tuple[int, ...]:
-    """Return the shape of a tensor argument for a batch of one and the sizes of the example."""
+    """Return the shape of a tensor argument in numbers, for a batch of one.
+
+    Other open (dynamic) sizes have their values in the traced example.
+    """
     sizes = example_sizes(graph)
     return tuple(size_at(s, sizes) for s in shape_of(graph, value))
 

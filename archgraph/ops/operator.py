@@ -76,7 +76,7 @@ class Growth:
         idempotent: True if applying the operator twice is the same as applying it once.
         keeps_zero: True if the operator maps zero to zero.
         picks: True if every value of the result is a value of the operand.
-        finite: True if the result is finite where the operands are, so that it is not a quotient.
+        finite: True if the result is finite where the operands are, unlike that of a quotient.
         nothing: Arguments that make the operator return zeros for any input if they are all zero.
     """
 
@@ -145,7 +145,8 @@ class Operator:
 
     Attributes:
         rule: Function that adds the equations between the layouts of arguments and results.
-        zero: Function that computes the masked positions at which results are zero.
+        zero: Function that computes the layouts at whose masked (removed) positions results may be
+            nonzero (:mod:`archgraph.ops.zeros`).
         macs: Function that counts multiply–accumulates for one example, using only sums and
             products of sizes.
         init: Dict from arguments with parameters to their initialisers.

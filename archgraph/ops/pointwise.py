@@ -37,7 +37,7 @@ def elementwise(eq: Equations) -> list[Dims]:
 
 
 def same_layout(eq: Equations) -> list[Dims]:
-    """Return the layout of the first operand; others only provide a dtype or values."""
+    """Return the layout of the first operand; other operands only provide a dtype or values."""
     return [eq.of(eq.node.args[0][1])] * len(eq.node.types)
 
 

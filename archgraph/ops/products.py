@@ -1,7 +1,8 @@
 """Products that are summed over an axis: linear layers, matrix products, einsum, attention.
 
 If the axis is masked, a sum of products of two activations equals the sum in the cut network only
-if one of the factors is zero at the masked positions. Otherwise the axis is spanned
+if one of the factors is zero at the masked positions. Otherwise the product is recorded as an
+operation for which masking differs from cutting
 (:meth:`archgraph.ops.equations.Equations.contract`).
 """
 

@@ -280,7 +280,8 @@ class Stack:
 def stack(graph: ArchGraph, path: str, nodes: Sequence[Node]) -> Stack | None:
     """Return the recurrent layer to which all operators of a module path belong, if there is one.
 
-    1. Read the options from the operators. If the number of runs is even, also try two directions.
+    1. Read the options from the operators, each of which computes one layer in one direction. If
+       their number is even, also try two directions.
     2. List the operators that a capture of this layer would contain, in order, and compare them
        with the operators of the path. Results that no operator reads may be missing.
     3. Operators outside of the path may only read the sequence, the last states, or the last state

@@ -67,7 +67,8 @@ FAMILIES = (
     "attention", "convolution", "linear", "recurrent", "embedding", "norm", "pooling", "join",
     "activation",
 )  # fmt: skip
-"""Families of operators; a part with several of them is named after the first in this order."""
+"""Families of operators. A part with operators of several families is named after the first family
+in this order."""
 
 _FAMILIES = {
     name: family
@@ -94,8 +95,8 @@ def base(op: str) -> str:
 def row(op: str) -> Operator:
     """Return the row of an operator.
 
-    Elementwise ATen operators without an own row share a row. The row of unknown operators pins
-    all axes.
+    Elementwise ATen operators without an own row share a row. The row of unknown operators forbids
+    cutting any axis.
 
     >>> row("aten.conv2d").weighted, row("aten.tanh").pointwise
     (True, True)
@@ -164,7 +165,7 @@ def canonical(call: Spelling) -> Call:
 
 
 def is_identity(op: str, args: Mapping[str, Value]) -> bool:
-    """Return whether a call whose result has its input's type returns the input itself."""
+    """Return whether a call returns its input itself; input and result must have the same type."""
     unchanged = call_row(op).unchanged
     return unchanged(args) if callable(unchanged) else unchanged
 
@@ -304,11 +305,11 @@ def layer(graph: ArchGraph, node: Node) -> TorchLayer | None:
 
 
 def offset(node: Node) -> bool:
-    """Return whether an operator adds a constant or pads with one."""
+    """Return whether an operator adds a nonzero constant, or pads with a nonzero constant."""
     numbers = (v for k, v in node.args if k in ("other", "value") and isinstance(v, (int, float)))
     return any(number != 0 for number in numbers)
 
 
 def multiplied(node: Node, value: Value) -> bool:
-    """Return whether an operator multiplies an operand by a number before it adds it."""
+    """Return whether an operator multiplies an operand by a number before adding the operand."""
     return node.arg("alpha", 1) != 1 and node.arg("other") == value

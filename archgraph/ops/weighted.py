@@ -17,9 +17,9 @@ OUT_IN = {"weight": ("out", "in", "kernel", "kernel", "kernel"), "bias": ("out",
 
 
 def contract_weight(eq: Equations, layout: Layout, side: int, channel: int) -> None:
-    """Record a sum over a weight.
+    """Record that products of input and weight are summed over the layout of the input's channels.
 
-    A parameter is zero at masked positions, but a computed weight may be nonzero.
+    A weight that is a parameter is zero at masked positions. A computed weight may be nonzero.
     """
     operands = [(eq.node.arg("input"), channel), (eq.node.arg("weight"), side)]
     eq.contract(layout, operands, eq.node.op.split(".")[1])
@@ -31,9 +31,9 @@ def masked_outputs(eq: Equations, dims: Dims, channel: int) -> list[Dirt]:
     Masked outputs are zero, because their weights and biases are zero.
 
     Args:
-        eq: The current operator.
-        dims: Layouts of its result.
-        channel: Dimension of the result with the outputs; negative if there is none.
+        eq: The equations, whose current operator is the layer.
+        dims: Layouts of the layer's result.
+        channel: Dimension of the result with the output channels; negative if there is none.
     """
     activation, weight = eq.node.arg("input"), eq.node.arg("weight")
     rest = [d for i, d in enumerate(dims) if i != channel]

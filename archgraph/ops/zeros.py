@@ -3,9 +3,10 @@
 Masking sets the removed positions of all parameters to zero. A sum over an axis equals the sum in
 the cut network only if the summed values are also zero at these positions. Each function returns
 the *dirt* of every result of the current operator: the layouts at whose masked positions the result
-may be nonzero. At the masked positions of all other layouts, the result is certainly zero. If an
-axis occurs in two dimensions of a result, it is listed if this is necessary for one of them. Zero
-means arbitrarily small, so functions that jump at zero (``sign``, ``!=``) do not preserve zeros.
+may be nonzero. At the masked positions of all other layouts, the result is certainly zero. An axis
+that occurs in two dimensions of a result is listed if the result may be nonzero at the masked
+positions of one of the two. Zero means arbitrarily small, so functions that jump at zero (``sign``,
+``!=``) do not preserve zeros.
 """
 
 from __future__ import annotations
