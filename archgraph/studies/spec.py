@@ -154,12 +154,12 @@ class StudySpec(FromFile):
 
     @property
     def parts(self) -> tuple[Mapping[str, _Changes], ...]:
-        """The mappings whose combinations are the columns."""
+        """Mappings from the parts of column names to changes; their combinations are the columns."""
         return (self.columns,) if isinstance(self.columns, dict) else self.columns
 
     @property
     def read(self) -> dict[str, StudyFigure]:
-        """Dict from name to metric of a cell, with options."""
+        """Dict from the name of each metric in ``figures`` to the metric with its options."""
         return {
             k: StudyFigure(measure=v) if isinstance(v, str) else v for k, v in self.figures.items()
         }
@@ -172,12 +172,15 @@ class StudySpec(FromFile):
         return f"{text}; columns: {columns}" if columns else text
 
     def combined(self) -> dict[str, tuple[str, ...]]:
-        """Return a dict from each column to the parts of its name."""
+        """Return a dict from the name of each column to the parts of this name."""
         combinations = itertools.product(*self.parts)
         return {", ".join(filter(None, names)): names for names in combinations}
 
     def addresses(self) -> Iterator[_Address]:
-        """Yield the address of every cell, including those that sizes may omit."""
+        """Yield row, column, and parts of the column's name for every cell.
+
+        Cells that a size omits are included.
+        """
         for row, (column, parts) in itertools.product(self.rows, self.combined().items()):
             yield row, column, parts
 

@@ -15,23 +15,21 @@ def numbered(names: Iterable[str]) -> dict[str, int]:
 
 
 class Distinct:
-    """A pool of distinct rows, in order of first appearance; columns contain numbers of rows.
+    """A pool of distinct rows, in order of first appearance.
 
-    >>> pool = Distinct()
-    >>> [pool.add(row) for row in ("conv", "relu", "conv")], pool.rows
-    ([0, 1, 0], ['conv', 'relu'])
+    The columns of a page refer to a row by its index in the pool.
     """
 
     def __init__(self) -> None:
         self.numbers: dict[Hashable, int] = {}
 
     def add(self, row: Hashable) -> int:
-        """Return the number of a row; add the row if it is new."""
+        """Return the index of a row. Add the row if it is new."""
         return self.numbers.setdefault(row, len(self.numbers))
 
     @property
     def rows(self) -> list[Hashable]:
-        """The rows in the order of their numbers."""
+        """The rows in the order of their indices."""
         return list(self.numbers)
 
 
