@@ -41,9 +41,9 @@ def compare(
         bool,
         typer.Option(
             "--tiers",
-            help="Add a column for each tier (the clients with one architecture). It shows the "
-            "mean over the tier's clients of the metric on test data with the class "
-            "distribution of the client.",
+            help="Add a column for each tier (the clients with one architecture). Each client is "
+            "tested on test data with its own class distribution; the column shows the mean over "
+            "the tier's clients.",
         ),
     ] = False,
     last: Annotated[

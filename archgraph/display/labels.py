@@ -91,7 +91,7 @@ def is_parameter(graph: ArchGraph, name: str) -> bool:
 
 
 def attends(graph: ArchGraph, node: Node) -> bool:
-    """Return whether an operator is attention, or the last matrix product of decomposed attention."""
+    """Return whether an operator is attention, or the last product of decomposed attention."""
     return row(node.op).attends is not None or node.name in axes(graph).attention
 
 

@@ -154,7 +154,7 @@ class StudySpec(FromFile):
 
     @property
     def parts(self) -> tuple[Mapping[str, _Changes], ...]:
-        """Mappings from the parts of column names to changes; their combinations are the columns."""
+        """Dicts from a part of a column's name to its changes. Columns combine one part of each."""
         return (self.columns,) if isinstance(self.columns, dict) else self.columns
 
     @property

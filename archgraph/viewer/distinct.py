@@ -17,7 +17,11 @@ def numbered(names: Iterable[str]) -> dict[str, int]:
 class Distinct:
     """A pool of distinct rows, in order of first appearance.
 
-    The columns of a page refer to a row by its index in the pool.
+    Data that uses a row contains the row's index in the pool.
+
+    >>> pool = Distinct()
+    >>> [pool.add(row) for row in ("conv", "relu", "conv")], pool.rows
+    ([0, 1, 0], ['conv', 'relu'])
     """
 
     def __init__(self) -> None:
