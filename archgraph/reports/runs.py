@@ -72,7 +72,7 @@ class Log:
 
     @functools.cached_property
     def figures(self) -> DataFrame:
-        """Data frame with a row per measured value, except those of single clients' training."""
+        """Data frame with a row per measured value, without values of single clients' training."""
         return frame(self.rounds, clients=False)
 
     @functools.cached_property

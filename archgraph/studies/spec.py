@@ -210,10 +210,10 @@ class StudySpec(FromFile):
         return None if values is None else values[start + list(self.figures).index(figure)]
 
     def compared(self, pair: Sequence[str]) -> Iterator[tuple[_Pair, _Pair]]:
-        """Yield the pairs of cells (row and column) that a pair compares, including omitted cells.
+        """Yield the pairs of cells that a pair of rows or columns compares.
 
         Two rows are compared in each column. Two columns are compared in each row, with all other
-        parts of their names equal.
+        parts of their names equal. Omitted cells are included. A cell is a row and a column.
         """
         one, other = pair
         for row, column, parts in self.addresses():
