@@ -101,7 +101,7 @@ def read_graph(file: Path, choose: Sequence[str] | None = None) -> ArchGraph:
 def with_states(
     models: Sequence[str], files: Sequence[Path] | None
 ) -> list[tuple[Address, Path | None]]:
-    """Return each model with its file of weights; both lists have the same order."""
+    """Pair each model with its file of weights. Both lists have the same order."""
     from archgraph.engine.address import Address
 
     weights = list(files or ())

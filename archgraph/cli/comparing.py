@@ -41,9 +41,9 @@ def compare(
         bool,
         typer.Option(
             "--tiers",
-            help="Add a column for each tier (the clients with one architecture). It shows the "
-            "mean over the tier's clients of the metric on test data with the class "
-            "distribution of the client.",
+            help="Add a column for each tier (the clients with one architecture). Each client is "
+            "tested on test data with its own class distribution; the column shows the mean over "
+            "the tier's clients.",
         ),
     ] = False,
     last: Annotated[
@@ -94,11 +94,11 @@ def compare(
     code is 1 if the models differ.
 
     For runs: prints a row for each experiment. Runs that differ only in their seed share a row,
-    which shows the mean ± the standard deviation over the seeds. The columns show the metric of the
-    worst submodel and the mean over the submodels on all test data, the metric of the clients on
-    test data with their own class distributions, and the time. The settings in which the rows
-    differ are listed below the table. The values are from the last test; with --last, they are
-    means over several tests.
+    which shows the mean ± the standard deviation over the seeds. On all test data, the columns show
+    the metric of the worst submodel and the mean over the submodels. Further columns show the mean
+    metric of the clients, each on test data with its own class distribution, and the time. The
+    settings in which the rows differ are listed below the table. The values are from the last test;
+    with --last, they are means over several tests.
 
     With --output, each plot is written at the column width of a paper, with a font size of at least
     7 points and the legend below the axes: FOLDER/average.pdf, FOLDER/worst.pdf, …. `average` and

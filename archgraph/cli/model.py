@@ -188,8 +188,8 @@ def draw(
 
     A model is drawn into a file (.svg .png .pdf .dot), a family into a folder. Without --output,
     the DOT text of a model is printed, and a family is drawn into a folder named after it. If
-    --output is a file, only the family's global model is drawn. For each part, it shows how many
-    clients train the part, and which fraction of its weights they train.
+    --output is a file, only the family's global model is drawn. The drawing of the global model
+    shows how many clients train each part, and which fraction of its weights they train.
     """
     from archgraph.display import coverage, draw_family
     from archgraph.display import draw as drawn

@@ -94,7 +94,11 @@ class Contents:
         )
 
     def content(self, nodes: Sequence[str]) -> Content:
-        """Describe one block; without layers of other values where its branches share layers."""
+        """Describe one block.
+
+        If the block's branches share layers, ignore operators that read only values from outside
+        the block other than its input, such as the keys of another sequence.
+        """
         inner = [
             name
             for name in nodes

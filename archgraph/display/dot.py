@@ -208,7 +208,7 @@ class Drawing:
         return wide
 
     def links(self, target: graphviz.Digraph) -> None:
-        """Draw arrows. An arrow to another column ends at a number and continues there from it."""
+        """Draw arrows. An arrow to another column is split: to a number, and from this number."""
         drawn, numbers = set[tuple[str, str]](), dict[str, str]()
         for link in self.picture.links:
             look: dict[str, str] = {}
@@ -227,7 +227,7 @@ class Drawing:
     def parts(
         self, target: graphviz.Digraph, link: Link, numbers: dict[str, str]
     ) -> Sequence[tuple[str, str]]:
-        """Return the ends of an arrow; for an arrow to another column, the ends of both parts."""
+        """Return the start and end of an arrow; for a split arrow, of both its parts."""
         tail, head = self.ids[link.tail], self.ids[link.head]
         stop = next(i for i, names in enumerate(self.columns) if link.head in names)
         if link.tail in self.columns[stop]:

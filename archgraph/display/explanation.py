@@ -49,8 +49,8 @@ class Explanation:
         roles: Free axes of the part, grouped by role.
         sections: Free axes of the part, grouped by section.
         blocks: Blocks of the part.
-        leaves: Parameters and buffers of the part, or those with the axis. Empty for the complete
-            graph.
+        leaves: Parameters and buffers of the part; for an axis, those that have this axis. Empty
+            for the complete graph.
         budgets: Dict from a measure (such as ``macs``) to the cost of the complete graph and of its
             smallest submodel. Empty for a part.
     """

@@ -1,8 +1,9 @@
 """Folds: runs of equal neighbouring blocks, which pictures and pages show once, with a count.
 
-Blocks are compared operator by operator, without the names of operators and parameters. Equal
-blocks form a fold if each reads the same outside values as its predecessor or the corresponding
-results of its predecessor, and if only the next block reads its results.
+Blocks are compared operator by operator, without the names of operators and parameters. Consecutive
+equal blocks form a fold if each block reads the same values from outside as the previous block, or
+the corresponding results of the previous block. Only the next block may read the results of a block
+inside the fold.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ def kernel_of(graph: ArchGraph, node: Node) -> tuple[int, ...]:
 
 
 def count_parameters(graph: ArchGraph, leaves: Collection[str]) -> int:
-    """Return the number of elements of the parameters among some leaves."""
+    """Return the total number of elements of those leaves that are parameters."""
     return sum(math.prod(graph.param[name].shape) for name in leaves if is_parameter(graph, name))
 
 
@@ -189,8 +189,8 @@ def abbreviated(words: Sequence[str]) -> str:
 def lines_of(graph: ArchGraph, names: Sequence[str]) -> tuple[LabelLine, ...]:
     """Return the lines of a box: one line for each operator with weights, and a line for the rest.
 
-    An idiom of several operators has one name. Reshapes and transposes before or after attention or
-    an idiom are omitted.
+    Several operators that form a known function (an idiom, such as a decomposed RMSNorm) have one
+    name. Reshapes and transposes before or after attention or an idiom are omitted.
     """
     lines: list[LabelLine] = []
     known, inside = idioms(graph), {*names}

@@ -6,7 +6,7 @@ from archgraph.display.scene import Scene
 
 
 def depths(picture: Scene) -> tuple[dict[str, int], dict[str, list[str]]]:
-    """Return, for each box, the length of the longest path to it and the preceding boxes.
+    """Return two dicts from boxes: to the length of the longest path to a box, and to its sources.
 
     Arrows of masks are ignored.
     """

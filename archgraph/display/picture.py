@@ -51,9 +51,9 @@ def draw(
     """Draw a graph as a static picture, and return its DOT text.
 
     Sections and blocks are nested frames. Equal neighbouring blocks are drawn once, with a count
-    (`×12`). Arrows show shapes without the batch axis. Parts that only training has are dashed.
-    With `cover`, each block shows how many clients train it and which fraction of its weights they
-    have; this fraction is also the colour of its boxes.
+    (`×12`). Arrows show shapes without the batch axis. Parts that are used only in training are
+    dashed. With `cover`, each block shows how many clients train it and which fraction of its
+    weights they have; this fraction is also the colour of its boxes.
 
     Args:
         graph: The architecture.

@@ -27,11 +27,13 @@ class Pieces:
     Attributes:
         boxes: Operators or input of each box, in topological order of the last operators.
         feeds: Dict from each visible operator to the operators whose values it reads.
-        owner: Dict from an operator to the number of its block.
-        host: Dict from each operator to a visible operator: itself, or for a hidden operator (such
-            as a counter of training steps) the one whose box it shares.
-        training: Operators that only training has.
-        masks: Dict from operators that only compute an attention mask to this mask.
+        owner: Dict from an operator to the index of its block.
+        host: Dict from each operator to a visible operator. A visible operator maps to itself; a
+            hidden operator (such as a counter of training steps) maps to the operator whose box it
+            shares.
+        training: Operators that are used only in training.
+        masks: Dict from each operator that only computes an attention mask to the operator that
+            returns the mask.
     """
 
     boxes: tuple[tuple[str, ...], ...]
@@ -47,8 +49,9 @@ def pieces(graph: ArchGraph, sections: Sections, detail: Detail) -> Pieces:
 
     - With the detail `node`, each operator has its own box.
     - With `block`, operators without weights share the box of the operator before them. Attention
-      and the operators that split its heads are one box. An idiom of several operators is one box,
-      and so is the computation of a mask.
+      and the operators that split its heads are one box. Several operators that form a known
+      function (an idiom, such as a decomposed RMSNorm) are one box. The computation of a mask is
+      also one box.
     - With `section`, each block is one box. Masks are omitted: their inputs lead to the attention.
     """
     # Other operators are only used in training: early exits and auxiliary losses.
@@ -123,7 +126,7 @@ def reach(graph: ArchGraph, roots: Value, *, training: bool | None) -> set[str]:
 
 
 def aside_of(graph: ArchGraph, in_eval: Collection[str]) -> set[str]:
-    """Return the operators that no block contains: inputs, and heads that only training has."""
+    """Return the operators outside all blocks: inputs, and heads that are used only in training."""
     aside: set[str] = set()
     for node in reversed(graph.nodes):
         if node.op == "input" or (
@@ -168,10 +171,10 @@ def feeds_of(graph: ArchGraph, visible: Sequence[str]) -> dict[str, tuple[str, .
 
 
 def masks_of(graph: ArchGraph) -> dict[str, str]:
-    """Return a dict from each operator that only computes a mask to that mask.
+    """Return a dict from each operator that only computes a mask to the operator that returns it.
 
-    Values that depend on a parameter, such as a learned position bias, are no masks: they belong to
-    the block that computes them.
+    Values that depend on a parameter, such as a learned position bias, are not masks. They belong
+    to the block that computes them.
     """
     ends = set(graph.output_refs())
     learned = reachable(

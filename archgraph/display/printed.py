@@ -60,7 +60,8 @@ def fitting_page(
 
     1. Scale a picture down to the width and to the height of a page. Pictures are not enlarged.
     2. The picture fits if its smallest font size is then at least 7 points.
-    3. If it is much too large, continue with the next level instead of other numbers of columns.
+    3. If the picture is much too large, continue with the next level of detail. Other numbers of
+       columns are not tried.
 
     Args:
         width: Width in print, such as ``3.3in``, ``84mm`` or ``240pt``.

@@ -42,7 +42,7 @@ class Box:
         leaves: Names of the parameters, buffers and constants that its operators use.
         parameters: Number of its parameters; tied parameters count at their first use.
         size: Number of its parameters as text. In a fold whose widths differ, a range.
-        training: Whether only training has the box.
+        training: Whether the box is used only in training.
         folded: Corresponding operators of the other repetitions of a fold.
         family: One of :data:`archgraph.ops.table.FAMILIES`, or empty.
     """
@@ -67,7 +67,7 @@ class Link:
         tail: Box that computes the value.
         head: Box that uses it.
         label: Shape of the value, without the batch axis.
-        training: Whether only training has the arrow.
+        training: Whether the arrow is used only in training.
         mask: Whether the value only masks attention.
     """
 
@@ -140,7 +140,7 @@ def scene(
         graph: The architecture.
         sections: Name and blocks of each section, in order. A block is a name and a list of
             operators. Operators without a block are outside all frames, and so are inputs, masks
-            and heads that only training has.
+            and heads that are used only in training.
         detail: As for :func:`archgraph.display.picture.draw`.
         fold: Whether equal neighbouring blocks are shown once, with a count.
         per_section: Whether the detail `section` shows a section as one box (with early exits, as
@@ -367,7 +367,7 @@ class _Making:
 
 
 def outputs_of(graph: ArchGraph) -> Iterator[tuple[str, str, bool]]:
-    """Yield the name of each output, its operator, and whether only training has the output."""
+    """Yield the name of each output, its operator, and whether it exists only in training."""
     both = [dict(tensors_in(in_mode(graph.outputs, mode), ())) for mode in (False, True)]
     for keys, name in both[0].items():
         yield ".".join(map(str, keys)) or "output", name, False

@@ -81,7 +81,7 @@ def yaml_files(paths: Iterable[str | os.PathLike[str]]) -> Iterator[Path]:
     """Yield the files, and the YAML files in the folders, without repetition.
 
     Raises:
-        SpecError: If a path does not exist, or a folder holds no such file.
+        SpecError: If a path does not exist, or a folder does not contain a YAML file.
     """
     yielded: set[Path] = set()
     for path in map(Path, paths):

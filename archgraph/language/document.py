@@ -113,7 +113,7 @@ class Document:
         ignore: Callable[[Json], bool] | None = None,
         hint: str | None = None,
     ) -> NoReturn:
-        """Raise a ``SpecError`` for the most informative of pydantic's errors (:func:`main_mistake`)."""
+        """Raise a ``SpecError`` for the most informative of pydantic's errors."""
         mistake = main_mistake(error, model, self.lines, loc, ignore)
         mistake.facts["hint"] = mistake.facts.get("hint") or hint
         line = self.lines.get(mistake.other) if mistake.other else None

@@ -120,7 +120,7 @@ LOCAL = "local"
 
 @functools.cache
 def installed_engines() -> Mapping[str, importlib.metadata.EntryPoint]:
-    """Return a dict from the name of each installed engine, except ``local``, to its entry point."""
+    """Return a dict from the name of each installed engine except ``local`` to its entry point."""
     return {entry.name: entry for entry in importlib.metadata.entry_points(group=ENGINES)}
 
 

@@ -138,9 +138,10 @@ def _value(document: Document, loc: Place, text: str) -> Value:
 
 
 def line_of(document: Document, where: str) -> int:
-    """Return the line of a node (``%name …``), a tensor or an update in a flat file.
+    """Return the line number of a node (``%name …``), a tensor or an update in a flat file.
 
-    If no line matches, return the line of the key that ``where`` names, or else of ``nodes``.
+    If no line matches, return the line number of the key that ``where`` names, or else of
+    ``nodes``.
     """
     name = where.partition(" in ")[0]
     if name.startswith("%"):

@@ -92,7 +92,7 @@ def check_ending(path: str | os.PathLike[str]) -> None:
     """Check that a file for an architecture does not have the suffix of a weights file.
 
     Raises:
-        SpecError: If it has such a suffix.
+        SpecError: If the file has such a suffix.
     """
     if Path(path).suffix.lower() in WEIGHTS:
         message = "an architecture is written as YAML, without weights"

@@ -96,7 +96,8 @@ def curve_chart(
         what: Name of the metric.
         logs: The runs.
         axis: Label of the horizontal axis.
-        places: Positions of each curve's rounds on the axis. Default: their numbers.
+        places: For each curve, the position of each round on the axis. Default: the number of the
+            round.
         bold: Name of the curve to emphasise.
     """
     figure, (panel,) = panels(WIDTH, 1, points=(TITLES, NUMBERS))
@@ -125,7 +126,7 @@ def time_chart(runs: Mapping[str, DataFrame]) -> Picture:
 
 
 def tested_models(log: Log) -> dict[str, DataFrame]:
-    """Return, for each model, the metric that compares models, over the rounds."""
+    """Return the values of the metric that compares models, by model and round."""
     what = judge([log])
     rows = rows_where(log.figures, part="test", metric=what)
     names = sorted(log.models, key=lambda name: name == GLOBAL)
@@ -155,7 +156,10 @@ def _own(log: Log, what: str) -> Iterator[Picture]:
 
 
 def worst_clients(log: Log) -> str:
-    """Return the label for the worst tenth of the clients, which is one client of ten or fewer."""
+    """Return the label for the worst tenth of the clients.
+
+    With ten or fewer clients, this is the worst client.
+    """
     return "worst client" if 0 < len(log.participants) <= 10 else "worst tenth of the clients"
 
 

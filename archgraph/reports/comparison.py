@@ -139,8 +139,8 @@ class Comparison:
         measures: Measures to show as columns, if at least one group has them.
         last: Fraction or number of the last rounds over whose tests values are averaged. Default:
             only the last test.
-        mixed: True if tiers were tested on the class distribution of each client, False if on test
-            examples of its classes. None if tiers are not columns.
+        mixed: True if each client's model was tested with the client's class distribution, False if
+            on all test examples of the client's classes. None if tiers are not columns.
         chosen: Keys of the columns after the first, in order. Default: all.
     """
 
@@ -281,9 +281,10 @@ def comparison(
     Args:
         paths: Run folders, or folders that contain run folders.
         unfinished: Include unfinished runs, up to their last round.
-        tiers: Add a column for each tier: the mean over its clients of the accuracy on test data
-            with the class distribution of the client (``matched``). If some run lacks this metric,
-            the columns show the accuracy on test examples of each client's classes.
+        tiers: Add a column for each tier. Each client is tested on test data with its own class
+            distribution (``matched``), and the column shows the mean accuracy of the tier's
+            clients. If some run lacks this metric, clients are instead tested on all test examples
+            of their classes.
         last: Average over the tests of the last rounds instead of using only the last test: a
             fraction (< 1) of all rounds, or a number (≥ 1) of rounds. RecipFL, Table 3: 0.2.
 
@@ -362,7 +363,7 @@ def run_folders(paths: Iterable[str | os.PathLike[str]]) -> tuple[Path, ...]:
 
 
 def settings_of(log: Log) -> dict[str, Json]:
-    """Return all settings that affect the results of a run: its facts, and its tests.
+    """Return all settings that affect the results of a run, including settings of its tests.
 
     Raises:
         RunError: If ``facts.json`` is missing or damaged.

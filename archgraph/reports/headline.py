@@ -120,7 +120,7 @@ class Ranking:
         return None
 
     def sentences(self) -> Iterator[str]:
-        """Yield sentences on the best group: its margin, chance, and its worst clients."""
+        """Yield sentences on the best group: its margin, its worst model and its worst clients."""
         (first, best), (second, next_one), *_ = self.rows
         of = _with_deviation(self.what, best)
         gap = apart(self.what, best.mean, next_one.mean)

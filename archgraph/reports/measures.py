@@ -43,8 +43,8 @@ class Measure:
         title: Title in tables.
         show: Function that formats a value.
         values: Value for each run; NaN or missing if the run does not have the measure.
-        absent: Value for runs without the measure in a group in which other runs have it. Default:
-            the group does not have the measure.
+        absent: Value for a run without the measure, if other runs of its group have the measure.
+            Default: if a run lacks the measure, the whole group lacks the measure.
     """
 
     key: str
@@ -207,7 +207,7 @@ def of_tiers(figures: DataFrame, name: str) -> tuple[list[Measure], bool]:
         name: Metric to use if some run was not tested on its clients' class distributions.
 
     Returns:
-        The columns, and whether they use the class distributions.
+        The columns, and whether clients were tested with their own class distributions.
     """
     rows = rows_where(figures, part="test local", model=True)
     rows = rows[rows["group"] != GLOBAL]

@@ -72,7 +72,7 @@ class Log:
 
     @functools.cached_property
     def figures(self) -> DataFrame:
-        """Data frame with a row per measured value, except those of single clients' training."""
+        """Data frame with a row per measured value, without values of single clients' training."""
         return frame(self.rounds, clients=False)
 
     @functools.cached_property
@@ -211,7 +211,7 @@ def tests(log: Log) -> Iterator[Mapping[str, Json]]:
 
 
 def judge(logs: Iterable[Log]) -> str:
-    """Return the metric that compares models."""
+    """Return the name of the metric by which models are compared, such as ``accuracy``."""
     return judge_of(next((test for log in logs for test in tests(log)), {}))
 
 
@@ -231,13 +231,13 @@ def together(groups: Mapping[str, Sequence[Log]], seeds: Mapping[str, Sequence[i
     """Concatenate the frames of runs.
 
     Args:
-        groups: Runs that differ only in the seed, by the label of their group.
-        seeds: The seeds of the runs, by label.
+        groups: Dict from the label of a group to its runs, which differ only in the seed.
+        seeds: Dict from the label of a group to the seeds of its runs.
 
     Returns:
-        The rows with additional columns: ``experiment`` and ``seed``; ``model``, True if the row's
-        group is a tested model (``global`` may also be the mean over all models); ``submodel``,
-        True if clients use the model.
+        The rows of all frames with four further columns. ``experiment`` is the label of the group,
+        and ``seed`` is the seed of the run. ``model`` is True if the value belongs to a tested
+        model. ``submodel`` is True if clients use this model.
     """
     import pandas
 

@@ -29,7 +29,7 @@ class Setting(NamedTuple):
 
     Attributes:
         key: Dotted path of its keys.
-        value: The value, as plain values.
+        value: The value, as plain data.
         default: The default; None if the setting is required.
     """
 

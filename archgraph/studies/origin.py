@@ -25,7 +25,7 @@ _MARK = "-bits"
 
 
 def versions() -> str:
-    """Return the end of an address: the versions of programs that affect results.
+    """Return the last part of a run's address: the versions of programs that affect results.
 
     Builds of torch for different devices have the same version here; records name the build.
     """
@@ -34,7 +34,7 @@ def versions() -> str:
 
 
 def settings_part(address: str) -> str:
-    """Return an address without the versions.
+    """Return a run's address without the versions.
 
     >>> settings_part("fedavg-1f2e-seed0-bits1-torch2.13.0-numpy2.4.6")
     'fedavg-1f2e-seed0'

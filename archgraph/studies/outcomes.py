@@ -53,7 +53,7 @@ class Paired:
     def error(self) -> float | None:
         """Standard error of the mean; None for a single seed.
 
-        With ``resampled``, the larger of the error over seeds and ``resampled``.
+        If ``resampled`` is set, this is the larger of ``resampled`` and the error over seeds.
         """
         if len(self.differences) < 2:
             return None
@@ -146,7 +146,8 @@ def resampled(better: ArrayLike, other: ArrayLike, *, draws: int = 2000) -> floa
 
     1. Resample the seeds with replacement.
     2. Resample the test examples with replacement, equally for both methods and all seeds.
-    3. Average the differences of correct predictions. Repeat, and compute the deviation.
+    3. Compute the mean accuracy difference. Repeat, and compute the standard deviation of the
+       means.
 
     Args:
         better: Whether each test example was classified correctly, or the fraction of several

@@ -154,12 +154,12 @@ class StudySpec(FromFile):
 
     @property
     def parts(self) -> tuple[Mapping[str, _Changes], ...]:
-        """The mappings whose combinations are the columns."""
+        """Dicts from a part of a column's name to its changes. Columns combine one part of each."""
         return (self.columns,) if isinstance(self.columns, dict) else self.columns
 
     @property
     def read(self) -> dict[str, StudyFigure]:
-        """Dict from name to metric of a cell, with options."""
+        """Dict from the name of each metric in ``figures`` to the metric with its options."""
         return {
             k: StudyFigure(measure=v) if isinstance(v, str) else v for k, v in self.figures.items()
         }
@@ -172,12 +172,15 @@ class StudySpec(FromFile):
         return f"{text}; columns: {columns}" if columns else text
 
     def combined(self) -> dict[str, tuple[str, ...]]:
-        """Return a dict from each column to the parts of its name."""
+        """Return a dict from the name of each column to the parts of this name."""
         combinations = itertools.product(*self.parts)
         return {", ".join(filter(None, names)): names for names in combinations}
 
     def addresses(self) -> Iterator[_Address]:
-        """Yield the address of every cell, including those that sizes may omit."""
+        """Yield row, column, and parts of the column's name for every cell.
+
+        Cells that a size omits are included.
+        """
         for row, (column, parts) in itertools.product(self.rows, self.combined().items()):
             yield row, column, parts
 
@@ -207,10 +210,10 @@ class StudySpec(FromFile):
         return None if values is None else values[start + list(self.figures).index(figure)]
 
     def compared(self, pair: Sequence[str]) -> Iterator[tuple[_Pair, _Pair]]:
-        """Yield the pairs of cells (row and column) that a pair compares, including omitted cells.
+        """Yield the pairs of cells that a pair of rows or columns compares.
 
         Two rows are compared in each column. Two columns are compared in each row, with all other
-        parts of their names equal.
+        parts of their names equal. Omitted cells are included. A cell is a row and a column.
         """
         one, other = pair
         for row, column, parts in self.addresses():

@@ -140,7 +140,11 @@ class StudyResult:
 
     @property
     def outdated(self) -> Mapping[str, StudyResult]:
-        """Dict from versions to a result with the runs that only these versions have recorded."""
+        """Results of other versions: dict from versions to a result.
+
+        A result contains the runs that have a record by these versions, but not by the current
+        versions.
+        """
         recorded: dict[str, list[str]] = {}
         for name in self.records:
             recorded.setdefault(settings_part(name), []).append(name)

@@ -100,14 +100,14 @@ def _answered(experiment: Experiment, pooled: np.ndarray, name: str) -> tuple[An
 def chosen(
     model: Classifier, rows: Labelled, classes: int, choices: Sequence[float], seed: int
 ) -> float:
-    """Return the choice with the best accuracy on held-out rows, or the first one if tied.
+    """Return the hyperparameter with the best accuracy on held-out rows; the first if tied.
 
     Args:
-        model: The model, fitted to the other rows.
+        model: Function that fits a model to the rows that are not held out.
         rows: Training examples.
         classes: Number of classes.
-        choices: Choices in the order of the search, which ends after two consecutive choices that
-            are worse than the best.
+        choices: Values of the hyperparameter in the order of the search. The search ends after two
+            consecutive values that are worse than the best.
         seed: Seed with which the held-out rows are drawn, with all classes in proportion.
     """
     order = stratified_order(rows.targets.numpy(), seed)

@@ -38,7 +38,7 @@ class Labelled(NamedTuple):
     targets: Tensor
 
     def at(self, positions: np.ndarray) -> Labelled:
-        """Return the examples at some positions."""
+        """Return the examples at the given indices."""
         chosen = torch.from_numpy(positions)
         return Labelled(self.inputs[chosen], self.targets[chosen])
 

@@ -15,7 +15,9 @@ def numbered(names: Iterable[str]) -> dict[str, int]:
 
 
 class Distinct:
-    """A pool of distinct rows, in order of first appearance; columns contain numbers of rows.
+    """A pool of distinct rows, in order of first appearance.
+
+    Data that uses a row contains the row's index in the pool.
 
     >>> pool = Distinct()
     >>> [pool.add(row) for row in ("conv", "relu", "conv")], pool.rows
@@ -26,12 +28,12 @@ class Distinct:
         self.numbers: dict[Hashable, int] = {}
 
     def add(self, row: Hashable) -> int:
-        """Return the number of a row; add the row if it is new."""
+        """Return the index of a row. Add the row if it is new."""
         return self.numbers.setdefault(row, len(self.numbers))
 
     @property
     def rows(self) -> list[Hashable]:
-        """The rows in the order of their numbers."""
+        """The rows in the order of their indices."""
         return list(self.numbers)
 
 

@@ -26,7 +26,7 @@ def feeding(family: Family, parts: Anatomy) -> dict[str, Json]:
 
     A row of a part contains the number of clients that have any of its weights, the fraction of its
     weights that a client has (mean over all clients), and this fraction for each kind of client. A
-    part without parameters has -1 instead of the number of a row.
+    part without parameters has -1 instead of the index of a row.
     """
     cover, rows, texts = coverage(family), Distinct(), Distinct()
     graph = family.graph

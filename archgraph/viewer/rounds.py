@@ -62,10 +62,10 @@ def over_rounds(changes: Sequence[RoundChange], graph: ArchGraph) -> dict[str, J
 
     Returns:
         A dict with the keys ``numbers`` (numbers of the selected rounds), ``norm`` (for each round,
-        the update norm of each parameter), ``coverage`` (for each round, the number of a row of
-        ``rows``; -1 if unknown), ``rows`` (coverage of each parameter), ``leaves`` (numbers of the
-        parameters) and ``top`` (largest norm of a round over all parameters, the upper end of the
-        colour scale).
+        the update norm of each parameter), ``coverage`` (for each round, the index of a row of
+        ``rows``; -1 if unknown), ``rows`` (coverage of each parameter), ``leaves`` (indices of the
+        parameters in the graph) and ``top`` (largest norm of a round over all parameters, the upper
+        end of the colour scale).
     """
     number = numbered(param.name for param in graph.params)
     selected, rows = evenly(changes, STOPS), Distinct()

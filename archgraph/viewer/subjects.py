@@ -9,7 +9,7 @@ from archgraph.viewer.show import Subject
 
 
 def subject_at(address: Address) -> Subject:
-    """Return the run, family or model at an address, or one model of a family or run."""
+    """Return the run, family or model in a file or folder, or one model of a family or run."""
     if address.member is not None:
         graph = address.graph().replace(name=f"{address.path.resolve().stem}:{address.member}")
         # From the transfer, the page shows which channels of the global model it has.

@@ -16,7 +16,7 @@ from archgraph.viewer.distinct import numbered
 def cost_terms(graph: ArchGraph) -> dict[str, Json]:
     """Return the numbers of parameters and MACs as polynomials in the sizes of axes.
 
-    Each term is a list of a factor and the numbers of its axes. ``cut`` lists the axes that the
+    Each term is a list of a factor and the indices of its axes. ``cut`` lists the axes that the
     page cuts if the user selects a fraction of every width.
     """
     costs, number = cost(graph).polynomial, numbered(axis.name for axis in axes(graph).all)
@@ -33,7 +33,7 @@ def cost_terms(graph: ArchGraph) -> dict[str, Json]:
 
 
 def client_shapes(family: Family, parts: Anatomy) -> list[Json]:
-    """List name, parameters, MACs, narrower axes and missing blocks of each kind of client."""
+    """Return name, parameters, MACs, narrower axes and missing blocks of each kind of client."""
     return [[one.name, *_shape(parts, one.graph, one.transfer)] for one in family.clients]
 
 

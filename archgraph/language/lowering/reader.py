@@ -253,7 +253,7 @@ class StepReader:
     def block_arguments(
         self, step: Step, loc: Place, params: Mapping[str, ParamValue] | None
     ) -> tuple[StepOptions, dict[str, ParamValue]]:
-        """Return the options of a step that uses a block, and the values of the block's parameters."""
+        """Return the options of a step that uses a block, and the block's arguments."""
         block = self.model.blocks[step.name]
         data = {} if step.options is None else step.options
         inner = (*loc, step.name)
