@@ -56,8 +56,8 @@ def check(
     say(f"{good} of {plural(total, 'file')} {'is' if total == 1 else 'are'} valid")
     if words["form"]:
         say(
-            f"only the form of {words['form']} of them was checked; with --python, their "
-            "Python code is run, and sections, axes and inputs are checked, too"
+            f"only the form of {words['form']} of them was checked; use --python to run "
+            "their Python code and to check sections, axes and inputs, too"
         )
     if words["FAIL"]:
         raise typer.Exit(BAD_INPUT)

@@ -121,7 +121,7 @@ class Document:
         self.fail(mistake.place, message, **mistake.facts)
 
     def known(self, loc: Place, rest: Place) -> Place:
-        """Extend a place by the keys of ``rest``, as far as the file contains them."""
+        """Extend a place by those keys of ``rest`` that the file contains."""
         return known_place(self.lines, loc, rest)
 
     def sub(self, loc: Place) -> Document:

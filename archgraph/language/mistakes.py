@@ -38,7 +38,7 @@ WORDS = (
 
 
 def known_place(lines: Collection[Place], loc: Place, rest: Place) -> Place:
-    """Extend a place by the following keys, as far as the file contains them.
+    """Extend a place by the following keys that the file contains.
 
     The file lacks the key of an option that is written as a bare value, and the tags of pydantic's
     unions.

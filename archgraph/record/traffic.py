@@ -28,7 +28,7 @@ def size(*states: State) -> int:
 def masked_size(state: State, indexed: frozenset[str], index: int = 0) -> int:
     """Return the number of bytes of a state.
 
-    Of ``indexed`` tensors, only nonzero numbers are counted, with ``index`` more bytes each.
+    In ``indexed`` tensors, only nonzero numbers count, each with ``index`` additional bytes.
 
     >>> import torch
     >>> masked_size({"w": torch.tensor([0.0, 2.0, 3.0]), "b": torch.zeros(2)}, frozenset("w"), 4)

@@ -530,7 +530,7 @@ def test_a_rewrite_tells_how_to_keep_positions_only_where_it_chose_some(here: Pa
     for chosen in ("shares=0.5", f"positions={{{axis.name}: [1, 0]}}"):
         words = ("rewrite", "model.yaml", "--take", "shares=0.5", "--take", chosen)
         told = call(*words[: None if "positions" in chosen else 4], "-o", "cut.yaml").output
-        assert ("to keep the chosen positions" in told) == ("positions" in chosen)
+        assert ("at the selected positions" in told) == ("positions" in chosen)
 
 
 def test_trace_says_what_cannot_be_captured(here: Path):
@@ -869,7 +869,7 @@ def test_an_interrupted_run_can_go_on(here: Path, number: signal.Signals):
     assert saved is not None and int(saved[1] or 0) in (done - 1, done), said
     assert not list((here / "run").rglob(".draft-*"))
     # Only what decides numbers makes an experiment another one; more rounds do not.
-    refused(call("run", "experiment.yaml", "--out", "run", "--resume"), "begun for more rounds")
+    refused(call("run", "experiment.yaml", "--out", "run", "--resume"), "started with more rounds")
     other = ("--set", "rounds=1000", "--set", "seed=9")
     refused(call("run", "experiment.yaml", "--out", "run", "--resume", *other), "another experim")
 
@@ -898,7 +898,7 @@ def test_help_explains_a_word_of_the_files():
     }
     refused(call("help", "connv"), "did you mean", "conv")
     strategy = call("help", "fedfa").output
-    assert "percentile" in strategy and "Share of a layer's weights" in strategy
+    assert "percentile" in strategy and "Fraction of a layer's weights" in strategy
     assert "fedfa" in every
 
 

@@ -183,7 +183,7 @@ def test_a_finished_run_goes_on_for_more_rounds(experiment, tmp_path):
     again = execute(experiment(rounds=3), out=tmp_path / "r", resume=True)
     assert again.notes == more.notes
     before = contents(tmp_path / "r")
-    with pytest.raises(RunError, match="begun for more rounds; found 2; expected 3 or more"):
+    with pytest.raises(RunError, match="started with more rounds; found 2; expected 3 or more"):
         execute(experiment(rounds=2), out=tmp_path / "r", resume=True)
     assert contents(tmp_path / "r") == before
 

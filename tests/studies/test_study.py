@@ -486,7 +486,7 @@ def test_a_record_names_the_machine_that_ran_it_not_the_one_that_reads_it(
     file.write_text(json.dumps(content))
     moved = record_of(folder, "study", "row", "column").origin
     assert (moved["device"], moved["threads"]) == ("meta", 7)
-    assert moved["resumed"][0].startswith("from round 3 on device: ")
+    assert moved["resumed"][0].startswith("from round 3, device: ")
 
 
 def test_a_record_has_its_first_round(result: StudyResult):
