@@ -16,7 +16,7 @@ BlockKind = Literal["residual", "chain", "parallel", "dense", "head"]
 
 @dataclass(eq=False)
 class BlockDraft:
-    """A block under construction.
+    """A block under construction, built from pieces (see :mod:`archgraph.analysis.stream`).
 
     Attributes:
         heads: The pieces with the block's layers.
@@ -24,11 +24,11 @@ class BlockDraft:
         path: Innermost module that contains the block's layers.
         user_block: The block's name in the user's sections; empty if it has none.
         uses: Number of times that the same layers run, one round after the other.
-        extra: Operators of the block outside the main stream: they use its values, or compute
-            values for it.
+        extra: Operators of the block outside the main stream, which use values of the main stream
+            or compute values for it.
         kind: As in :class:`archgraph.analysis.structure.Block`.
         name: Name of the block.
-        unit: Module that the block is, or is a part of.
+        unit: Module that the block forms, alone or together with other blocks.
         full: Operators and their connections, without sizes.
         spine: Layers and norms on the path with most layers.
         out: Properties that are equal for all blocks of a section: whether the block is dense, and

@@ -159,7 +159,7 @@ class Forms:
         return _Reading(self, "", self.outputs, set()).form()
 
     def through(self, name: str) -> str:
-        """Return the result before the operators that act only in training (dropout)."""
+        """Go back from a result past operators that act only in training (dropout)."""
         while True:
             node = self.graph.node[name]
             fact, used = row(node.op), next(node.uses(), None)

@@ -1,4 +1,6 @@
-"""Merge pieces of the main stream into blocks, following the module hierarchy.
+"""Merge consecutive pieces of a network's main path into blocks, following the module hierarchy.
+
+:mod:`archgraph.analysis.stream` divides the main path, from the input to the output, into pieces.
 
 The attention and feed-forward parts of a Transformer layer are one block, because users and papers
 count layers, and NeFL skips complete layers. The user's sections can name both parts separately.
@@ -18,7 +20,7 @@ from archgraph.ops.table import base
 
 
 class Merging:
-    """Merges the pieces of a chain that have layers into blocks.
+    """Merges consecutive pieces with layers into blocks.
 
     Attributes:
         claims: Dict from module to the names of the user's blocks in the module.

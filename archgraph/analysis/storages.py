@@ -46,7 +46,7 @@ class Storages:
         return self.owners[_address(self.tensors[value][index])]
 
     def copied(self, value: Ref | Leaf, trailing: int) -> bool:
-        """Return whether flattening all but the ``trailing`` last dimensions copies a value."""
+        """Return whether flattening all but the last ``trailing`` dimensions copies a value."""
         (tensor, *_) = self.tensors[value]
         if tensor.dim() <= trailing + 1:
             return False

@@ -33,7 +33,7 @@ def narrow(
     seed: int = 0,
     allow_nothing: bool = False,
 ) -> Rewritten:
-    """Keep the first positions (indices) of axes, and add the removed weights to the kept ones.
+    """Keep the first positions (indices) of axes, and add the removed weights to the kept weights.
 
     Args:
         graph: The wide architecture.

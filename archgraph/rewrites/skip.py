@@ -35,8 +35,8 @@ def skip(
     """Remove blocks: the input of each block replaces its output.
 
     A dense block (DenseNet) concatenates new features to its input. Its new features are removed,
-    and all layers that read them become narrower. The features of its input are kept, including
-    operations of the block on them (a ReLU).
+    and all layers that read them become narrower. The features of its input are kept, together with
+    operations of the block on these features (such as a ReLU).
 
     Args:
         graph: The architecture.

@@ -65,7 +65,7 @@ def names_in_use(graph: ArchGraph) -> set[str]:
 
 
 def behind(graph: ArchGraph, spot: str, nodes: Sequence[Node], end: str) -> ArchGraph:
-    """Insert operators after the result ``spot``, whose users then use ``end`` instead."""
+    """Insert operators after the result ``spot``; users of ``spot`` then use ``end`` instead."""
     new = graph.mapped(lambda value: Ref(end) if value == Ref(spot) else value)
     at = next(i for i, n in enumerate(new.nodes) if n.name == spot) + 1
     # Updates of buffers stay with the original operators: a copy has its own updates.
@@ -82,7 +82,7 @@ class _Spot:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The operators, leaves and buffer updates of a block that each copy of the block gets."""
+    """The operators, leaves and buffer updates of a block that each copy of the block repeats."""
 
     nodes: tuple[str, ...]
     leaves: tuple[str, ...]
@@ -108,14 +108,14 @@ class Splice:
         self.extended = self.graph
 
     def spot(self, block: Block) -> _Spot:
-        """Return the position after a block of the original graph."""
+        """Return the insertion point after a block of the original graph."""
         used = (leaf for n in block.nodes for leaf in self.graph.node[n].leaves())
         return _Spot(block.exit, frozenset(used))
 
     def insert(self, block: Block, spot: _Spot, renaming: Renaming, called: str) -> _Spot:
-        """Insert a copy of a block at a position; return the position after the copy.
+        """Insert a copy of a block; return the insertion point after the copy.
 
-        Operators that used the value at the position then use the result of the copy.
+        Operators that used the value at ``spot`` then use the result of the copy.
         """
         plan, leaf = plan_of(self.graph, block), renaming.leaves
         # Temporary names until renumbering, since the same block may be copied several times.
