@@ -35,7 +35,7 @@ class Axis:
             ``rank`` (of a low-rank adapter).
         reason: Why the axis is pinned, that is, cannot be cut; empty if it can be cut.
         spans: Norms, softmaxes and reductions over the axis, each as ``operator in module``. If the
-            axis is cut, the network computes something else than with zeros at the removed
+            axis is cut, their results differ from those of a network with zeros at the removed
             positions. The axis can still be cut, as HeteroFL and NeFL do in Transformers.
     """
 

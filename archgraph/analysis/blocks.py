@@ -126,7 +126,7 @@ class Drafts:
         return block
 
     def section(self, name: str) -> str:
-        """Return the user's section without a list of blocks that contains an operator, or ''."""
+        """Return the section in :attr:`named` that contains an operator; '' if there is none."""
         first, *_ = (*self.modules.place(name), "")
         return first if first in self.named else ""
 

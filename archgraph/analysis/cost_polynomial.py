@@ -188,7 +188,7 @@ class TensorSizes:
         return size_at(part.size, self.values)
 
     def operand(self, value: Value) -> tuple[Amount, ...]:
-        """Return the sizes of a leaf or of an operator's first result; empty for other values."""
+        """Return the shape of a parameter or an operator's first result; empty for other values."""
         match value:
             case Ref():
                 return self.of(self.solved.value[value.name][0])

@@ -38,7 +38,7 @@ _OPERANDS = ("self", "other")  # arguments of a binary operator
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """The computation of a part of a graph, with its operators and leaves.
+    """The computation of a part of a graph, with its operators, parameters and buffers.
 
     Attributes:
         lines: One line per operator, in an order that does not depend on how the graph was written.

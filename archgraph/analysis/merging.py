@@ -36,8 +36,8 @@ class Merging:
     def merged(self, heads: Sequence[Piece]) -> list[BlockDraft]:
         """Return drafts of blocks for pieces with layers.
 
-        Pieces that share their weights and run repeatedly, one round after the other, are one
-        block. Otherwise :meth:`_is_block` decides which modules are one block.
+        Pieces that share their weights and run repeatedly, as iterations of a loop, are one block.
+        Otherwise :meth:`_is_block` decides which modules are one block.
         """
         working = [[n for n in h.nodes if n in self.stream.heavy] for h in heads]
         works = [[self.modules.place(n) for n in names] for names in working]

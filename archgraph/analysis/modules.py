@@ -137,9 +137,10 @@ class Modules:
         return len({self.weights(n) for n in names})
 
     def lists(self, module: Path, path: Path) -> bool:
-        """Return whether a path is in an item of a list in the module, and other items have layers.
+        """Return whether a path is in an item of a list of modules whose other items have layers.
 
-        Layers are operators with weights in the main stream.
+        The list is ``module`` or inside ``module``. Layers are operators with weights in the main
+        stream.
         """
         return any(
             is_numbered(path[k]) and self.work[path[:k]] > self.work[path[: k + 1]]

@@ -22,8 +22,8 @@ class Casts:
 
     Attributes:
         graph: The graph.
-        source: Dict from cast to the result or leaf that it converts. For a cast of a cast, it is
-            the value before the first cast.
+        source: Dict from cast to the result or parameter that it converts. For a cast of a cast, it
+            is the value before the first cast.
         plain: The graph without casts and entirely in float32; ``graph`` itself if it has no casts.
     """
 

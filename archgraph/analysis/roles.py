@@ -65,7 +65,7 @@ def head(graph: ArchGraph) -> tuple[str, str] | None:
 
 @per_graph
 def fixed(graph: ArchGraph) -> Mapping[str, frozenset[str]]:
-    """Return a dict from each result that is independent of the inputs to the leaves it uses."""
+    """Return a dict from each result independent of the inputs to the parameters that it uses."""
     fixed: dict[str, frozenset[str]] = {}
     for node in graph.nodes:
         if node.op != "input" and all(used in fixed for used in node.uses()):

@@ -34,7 +34,7 @@ class Storages:
     """The memory of every value of a graph.
 
     Attributes:
-        tensors: Dict from operator or leaf to its meta tensors.
+        tensors: Dict from operator, parameter or buffer to its meta tensors.
         owners: Dict from the address of memory to the tensor for which it was allocated.
     """
 
@@ -54,7 +54,7 @@ class Storages:
 
 
 def storages(graph: ArchGraph, batch: int) -> Storages:
-    """Return the memory of every value of a graph in one mode.
+    """Return the memory of every value of a graph in training or evaluation.
 
     1. Operators that may return views, and elementwise operators, are called on meta tensors, which
        have sizes and strides but no data. PyTorch then decides whether the result is a view, and

@@ -73,7 +73,7 @@ def computed_weights(graph: ArchGraph) -> dict[str, tuple[str, ...]]:
 
 
 class Stream:
-    """The main stream of a graph in one mode, and the streams of other inputs that lead into it.
+    """The main stream of a graph in training or evaluation, and other streams that lead into it.
 
     Attributes:
         heavy: Operators that multiply by a weight.
@@ -127,7 +127,7 @@ class Stream:
         return any(u in self._computed for u in factors)
 
     def weights(self, name: str) -> tuple[str, ...]:
-        """Return the leaves of an operator, including those from which its weights are computed."""
+        """Return an operator's parameters, including those from which its weights are computed."""
         if name not in self._weights:
             node = self.graph.node[name]
             through = (leaf for u in node.uses() for leaf in self._computed.get(u, ()))

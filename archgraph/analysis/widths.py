@@ -104,7 +104,7 @@ class Widths:
         self.claims, self.open = solve(self.equations, self.gone)
 
     def selection(self, where: str) -> dict[str, np.ndarray]:
-        """Return the positions to keep of each axis that is narrower in the client: the first ones.
+        """For each axis that is narrower in the client, return the positions to keep (the first).
 
         Raises:
             RewriteError: If no cut of the larger graph has the client's shapes.

@@ -1,7 +1,7 @@
 """Conversion of tasks and replies to Flower records, and back.
 
-Messages come from another machine. They are read into plain values and tensors, and nothing in them
-is executed.
+Messages come from another machine. They are converted to JSON values and tensors, and nothing in
+them is executed.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def versions_apart(theirs: Mapping[str, Json]) -> str:
 
 
 def as_record(value: object) -> ArrayRecord:
-    """Convert plain values and tensors to a record.
+    """Convert JSON values and tensors to a record.
 
     Example:
         >>> import torch

@@ -228,7 +228,8 @@ class ArgumentSearch:
     """Search for a configuration with target shapes.
 
     Attributes:
-        make: Constructs the network of a configuration on the meta device and returns its shapes.
+        make: Function that constructs the network of a configuration on the meta device, and
+            returns the shapes of its tensors.
         start: The configuration of the original network.
         target: Dict from name in the class to the target shape.
         remaining: Dict from each module to the original numbers of its remaining layers.

@@ -31,8 +31,8 @@ def with_leaves(graph: ArchGraph, added: Iterable[tuple[str, Param]]) -> tuple[P
 
     Args:
         graph: The graph.
-        added: Pairs of the name of an existing leaf and the new leaf to insert after it. If the
-            name is empty, the new leaf is appended at the end.
+        added: Pairs of the name of an existing leaf and the new leaf to insert after the existing
+            leaf. If the name is empty, the new leaf is appended at the end.
     """
     behind: dict[str, list[Param]] = {}
     for previous, param in added:
@@ -44,7 +44,7 @@ def with_leaves(graph: ArchGraph, added: Iterable[tuple[str, Param]]) -> tuple[P
 
 
 def last_leaf(graph: ArchGraph, block: Block) -> str:
-    """Return the last leaf of a block in the order of the state dict; empty if it has none."""
+    """Return the block's last parameter or buffer in the state dict; empty if there is none."""
     used = {leaf for n in block.nodes for leaf in graph.node[n].leaves()}
     return next((p.name for p in reversed(graph.params) if p.name in used), "")
 
@@ -55,7 +55,7 @@ def initialised(graph: ArchGraph, new: ArchGraph, zero: Collection[str] = ()) ->
     Args:
         graph: The architecture before the change.
         new: The architecture after the change.
-        zero: Names of new leaves that start at zero instead.
+        zero: Names of new parameters that start at zero instead.
     """
     after = renumber(new)
     entries = {
@@ -149,7 +149,7 @@ def matching(patterns: str | Iterable[str], names: Mapping[str, str], problem: s
 
 
 def unused_leaves(graph: ArchGraph) -> dict[str, set[str]]:
-    """Return a dict from each unused parameter or buffer to the used ones in the same module."""
+    """Return a dict from each unused parameter or buffer to the used ones in its module."""
     assigned = {buffer for buffer, _ in graph.updates}
     modules: dict[str, set[str]] = {}
     for param in graph.params:
@@ -163,7 +163,7 @@ def unused_leaves(graph: ArchGraph) -> dict[str, set[str]]:
 
 
 def tidied(before: ArchGraph, after: ArchGraph) -> ArchGraph:
-    """Remove unused leaves (such as counters) of modules whose used leaves were all removed."""
+    """Remove unused buffers (such as counters) of modules whose used tensors were all removed."""
     # An unused leaf outside any module remains, because checkpoints contain it.
     gone = {
         name

@@ -89,7 +89,7 @@ def in_float64(graph: ArchGraph) -> ArchGraph:
 def random_state(
     graph: ArchGraph, seed: int = 0, *, positive: bool = False
 ) -> dict[str, torch.Tensor]:
-    """Draw float64 weights of natural scale without zeros, so that no law holds by accident.
+    """Draw float64 weights of typical scale without zeros, so that no law holds by accident.
 
     Args:
         graph: The architecture.

@@ -49,7 +49,8 @@ class MovedFactors:
     """Factors for layers whose results are moved before an operator uses them.
 
     Attributes:
-        factors: Dict from leaf and dimension to one factor per new position.
+        factors: Dict from the name of a parameter and a dimension to one factor per new position
+            (index along this dimension).
     """
 
     def __init__(self, copies: Copies, axes: set[str]) -> None:

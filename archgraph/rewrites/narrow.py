@@ -1,4 +1,4 @@
-"""Narrow axes: keep the first positions and merge the removed ones into them (FedADP)."""
+"""Narrow axes, and add the removed weights to the kept weights (FedADP)."""
 
 from __future__ import annotations
 

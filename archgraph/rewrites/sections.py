@@ -19,7 +19,7 @@ def integer_depths(depths: Mapping[str, int]) -> dict[str, int]:
     """Check the depths of sections, and return them as a dict.
 
     Raises:
-        RewriteError: If they are not a dict from name to integer.
+        RewriteError: If the depths are not a dict from name to integer.
     """
     if not isinstance(depths, Mapping):
         raise RewriteError("depths must map sections to numbers", found=repr(depths))
