@@ -78,7 +78,7 @@ class Stream:
     Attributes:
         heavy: Operators that multiply by a weight.
         live: Operators that the deepest output needs.
-        output: The deepest output: the output after most heavy operators.
+        output: The deepest output: the output that depends on the most heavy operators.
         sources: Results at which a stream may start.
         source: The source of the main stream; empty if there is none.
         pieces: The pieces of the main stream.

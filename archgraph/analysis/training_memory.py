@@ -63,7 +63,7 @@ class Allocation:
 
     Attributes:
         kind: One of ``KINDS``, or ``transient``.
-        part: Size of the tensor in bytes, and the blocks that a submodel with it needs.
+        part: Size of the tensor in bytes, and the blocks that a submodel must have to allocate it.
         start: First moment of the step (such as the forward of an operator) at which the tensor is
             allocated.
         end: Last moment at which the tensor is allocated.

@@ -71,9 +71,9 @@ def on_branches(
     Args:
         graph: The architecture.
         blocks: Residual blocks of the architecture.
-        name: Name for the new parameter or module of each branch, inside its block.
+        name: Name for the new parameter or module of each branch, inside the branch's block.
         make: Function from a branch to its new operators and parameters.
-        zero: Function that returns True for the name of a new parameter that starts at zero.
+        zero: Function that returns whether the new parameter with a given name starts at zero.
         allow_nothing: If True, accept an empty ``blocks``.
 
     Raises:

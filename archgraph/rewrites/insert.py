@@ -88,8 +88,8 @@ def channels(graph: ArchGraph, node: Node, where: str) -> tuple[int, int]:
     """Return the channel dimension of a result, and its size.
 
     The channel dimension is the dimension whose size also occurs in the shapes of parameters. If
-    several or no dimensions qualify, the last one of up to three dimensions is used, or the second
-    one of more than three.
+    several or no dimensions qualify, the channel dimension is the second of more than three
+    dimensions, and otherwise the last.
 
     Raises:
         RewriteError: If the number of channels depends on the batch, or if there are no channels.
@@ -121,7 +121,7 @@ def operands_in(graph: ArchGraph) -> Callable[[str], Iterable[str]]:
 
 
 def following(stands_in: Mapping[str, Value]) -> Callable[[Value], Value]:
-    """Return a function that replaces results, also if a replacement is itself replaced."""
+    """Return a function that replaces a result, following replacements of replacements."""
 
     def follow(value: Value) -> Value:
         while isinstance(value, Ref) and value.name in stands_in:
