@@ -46,8 +46,8 @@ def skip(
         keep_projection: If True, keep the projection shortcuts of all removed blocks. Then blocks
             that change the shape can be removed as well (NeFL).
         verify: Check that the result computes the same as the original network with the residual
-            branches of these blocks multiplied by zero, and their other layers replaced by the
-            identity (three forward passes in float64).
+            branches of these blocks multiplied by zero, and the other layers of these blocks
+            replaced by the identity (three forward passes in float64).
 
     Raises:
         RewriteError: If a block cannot be removed. The message gives the reason.

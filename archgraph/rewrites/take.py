@@ -47,7 +47,7 @@ def take(
             cut, the positions with the highest scores are kept instead of the first.
         rounding: ``ceil`` (HeteroFL, NeFL) or ``floor`` (ScaleFL, RecipFL's small nets).
         allow_nothing: If True, accept fractions that change no size, because every axis is pinned
-            or because rounding restores the old size.
+            (cannot be cut) or because rounding restores the old size.
         verify: Check that the result computes the same as the original with zeros at all other
             positions (three forward passes in float64). An axis that a norm, softmax or reduction
             spans is excluded from this comparison.
