@@ -164,7 +164,7 @@ _OS_WORDS = {
 
 
 def os_reason(error: Exception) -> str:
-    """Return the reason why a file cannot be read or written, as text for ``found``.
+    """Return the reason why a file cannot be read or written, as text for an error.
 
     >>> os_reason(FileNotFoundError(errno.ENOENT, "No such file or directory"))
     'no such file or folder'

@@ -21,7 +21,7 @@ LISTED = 20
 
 
 def listed(names: Iterable[object], most: int = 3, separator: str = ", ") -> str:
-    """Join the first names with the number of further names.
+    """Join the first names, and append the number of further names.
 
     >>> listed(["a", "b", "c", "d", "e"]), listed("ab")
     ('a, b, c and 2 more', 'a, b')
@@ -116,10 +116,10 @@ FEATURES = {
 
 
 def import_cause(error: BaseException) -> tuple[BaseException, str | None]:
-    """Return the cause of an import error, and a hint how to fix it.
+    """Return the cause of an import error, and a hint on how to fix it.
 
-    A package that imports its submodules on first use only reports that a submodule cannot be
-    imported. The reason is in the error from which this error was raised.
+    Some packages import their submodules only on first use. Their import errors do not contain the
+    reason, which is in the ``__cause__`` or ``__context__`` of the error.
     """
     chain = [error]
     while (behind := chain[-1].__cause__ or chain[-1].__context__) is not None:
@@ -144,8 +144,8 @@ def optional_module(
 
     Args:
         name: Name of the module.
-        *members: Names to look up in the module, which imports submodules that some packages
-            import only on first use.
+        *members: Names to look up in the module, because some packages import their submodules only
+            when a name is looked up.
         kind: Class of the error.
         where: Location for the error, such as the key of a file that needs the module.
 

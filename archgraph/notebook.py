@@ -57,7 +57,7 @@ def framed(page: str | None, static: str, title: str, height: int = HEIGHT) -> s
 
 
 def embedded_svg(svg: str) -> str:
-    """Return an SVG picture as an `<img>` element, which sites that show notebooks keep."""
+    """Return an SVG picture as an `<img>` element, because sites that show notebooks keep it."""
     source = base64.b64encode(svg.encode()).decode()
     style = 'style="max-width: 100%; background: #ffffff"'
     return f'<img alt="the network" {style} src="data:image/svg+xml;base64,{source}">'

@@ -15,7 +15,7 @@ JsonSchema: TypeAlias = dict[str, Json]
 
 
 def digest(value: Json) -> str:
-    """Return the SHA-256 of a plain value, independent of the order of its keys.
+    """Return the SHA-256 of a JSON value, independent of the order of its keys.
 
     >>> digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1})
     True
@@ -57,7 +57,7 @@ def json_safe(value: Json) -> Json:
 
 
 def differences(actual: Json, expected: Json, path: str = "") -> Iterator[str]:
-    """Yield the differences between two plain values, as texts ``key: … instead of …``.
+    """Yield the differences between two JSON values, as texts ``key: … instead of …``.
 
     >>> list(differences({"a": {"b": 1}}, {"a": {"b": 2}}))
     ['a.b: 1 instead of 2']

@@ -38,7 +38,7 @@ class Table:
         columns: Headers of the columns; if all are empty, there is no header row.
         rows: The texts of each row, one per column.
         right: Indices of columns with numbers, which are right-aligned.
-        strong: Indices of rows with totals.
+        strong: Indices of rows that are shown in bold, such as totals.
         note: Explanation shown below the table.
         short: Indices of columns with names, which are elided in the middle if space is short.
 
@@ -279,7 +279,9 @@ def per_cent(share: float, digits: int = 2) -> str:
 
 
 def significant(value: float) -> str:
-    """Render a number with four significant digits, up to nine digits without an exponent.
+    """Render a number with four significant digits.
+
+    Integer parts of up to nine digits are shown in full, without an exponent.
 
     >>> significant(0.12345), significant(205.51), significant(20560.7), significant(2.5e10)
     ('0.1235', '205.5', '20561', '2.5e+10')

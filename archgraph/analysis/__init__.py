@@ -9,7 +9,7 @@ Every function takes a graph and leaves the graph unchanged. ``axes``, ``structu
       │         modules, merging, blocks                  pieces of one block, by module
       │         sections                                  stem, stages, transitions, head
       │         removal, which uses axes ──▶ structure    blocks, and which are removable
-      └─────▶ presence ──▶ cost_polynomial ──▶ cost       costs of every submodel, not built
+      └─────▶ presence ──▶ cost_polynomial ──▶ cost       costs of all submodels
                 └─▶ training_step ──▶ training_memory     lifetime of every allocation
 
 ``forms`` compares parts of graphs by their computation. ``outline`` compares graphs line by line.

@@ -29,13 +29,13 @@ class Axis:
     """A set of tensor dimensions (or factors of them) that are cut together.
 
     Attributes:
-        name: Name after the first layer with it, e.g. ``layer1.0.conv1.out``.
+        name: Name, taken from the first layer that has the axis, e.g. ``layer1.0.conv1.out``.
         size: Number of positions (indices).
         role: ``channels``, ``heads``, ``head_dim``, ``value_dim``, ``hidden``, ``cell``, or
             ``rank`` (of a low-rank adapter).
         reason: Why the axis is pinned, that is, cannot be cut; empty if it can be cut.
         spans: Norms, softmaxes and reductions over the axis, each as ``operator in module``. If the
-            axis is cut, the network computes something else than with zeros at the removed
+            axis is cut, their results differ from those of a network with zeros at the removed
             positions. The axis can still be cut, as HeteroFL and NeFL do in Transformers.
     """
 
@@ -57,7 +57,7 @@ class Contraction:
 
     Attributes:
         node: The operator.
-        layout: Layout of the dimension that is summed over.
+        layout: Layout (see :class:`Axes`) of the dimension that is summed over.
         operands: Pairs of an operand and the index of its dimension that is summed over.
     """
 
@@ -128,7 +128,7 @@ class Axes:
         """Return the layouts of the dimensions of a parameter, buffer or constant.
 
         Raises:
-            AxisError: If the graph has none with this name.
+            AxisError: If the graph has no parameter, buffer or constant with this name.
         """
         if leaf not in self.leaf:
             raise _no_axis(leaf, self.leaf)
@@ -147,9 +147,10 @@ class Axes:
         width of each head as well would leave a quarter.
 
         1. Ignore axes that are not in ``among``.
-        2. Sort the axes. Numbers of heads come first, those in more products before the others.
-           Then come axes that are more often the last factor of a product (the width of a group
-           before the number of groups), then axes in fewer products.
+        2. Sort the axes. Numbers of heads come first, beginning with those in the most products.
+           Other axes are sorted by how often they are the last factor of a product, most often
+           first, so that the width of a group precedes the number of groups. Among equal axes,
+           those in the fewest products come first.
         3. Go through the sorted axes. Select an axis unless one of its products contains an axis
            that is already selected.
 
@@ -346,7 +347,7 @@ class _NamedLayouts:
 
 
 def restated(sizes: StatedSizes, of: Callable[[Layout], Any]) -> Any:
-    """Apply ``of`` to each layout in the sizes that an argument contains; keep numbers."""
+    """Replace each layout in an argument (see :class:`Axes`) by ``of(layout)``; keep numbers."""
     if isinstance(sizes, tuple):
         return tuple(restated(size, of) for size in sizes)
     return sizes if isinstance(sizes, int | Polynomial) or sizes is None else of(sizes)

@@ -1,6 +1,7 @@
 """Build drafts of blocks from the pieces of the main stream, following the module hierarchy.
 
-:mod:`archgraph.analysis.structure` defines what a block is.
+:mod:`archgraph.analysis.stream` defines the main stream (the path of the data from the input to the
+output) and its pieces. :mod:`archgraph.analysis.structure` defines blocks.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from archgraph.ops.table import row
 
 
 class Drafts:
-    """Drafts of the blocks of one graph.
+    """The blocks of one graph under construction (drafts).
 
     Attributes:
-        chains: Drafts of the blocks of each tower (encoder), and of the main stream, which comes
-            last.
+        chains: For each tower (an encoder that leads into the main stream), the drafts of its
+            blocks. The last item contains the drafts of the main stream.
         ends: Drafts of the blocks of additional outputs.
         named: The user's sections that do not list their blocks.
         cuts: Nodes that every path from the input to the output passes, in order.
@@ -63,7 +64,7 @@ class Drafts:
         return [d for chain in self.chains for d in chain] + self.ends
 
     def lift(self, graph: ArchGraph, lifted: Callable[[Piece], Piece]) -> None:
-        """Replace the graph by another one, and each piece of the drafts by ``lifted(piece)``."""
+        """Replace the graph by another graph, and each piece of the drafts by ``lifted(piece)``."""
         self.graph, self.node = graph, graph.node
         self.order = {n.name: i for i, n in enumerate(graph.nodes)}
         changed = {piece: lifted(piece) for d in self.all for piece in d.pieces}
@@ -125,7 +126,7 @@ class Drafts:
         return block
 
     def section(self, name: str) -> str:
-        """Return the user's section without a list of blocks that contains an operator, or ''."""
+        """Return the section in :attr:`named` that contains an operator; '' if there is none."""
         first, *_ = (*self.modules.place(name), "")
         return first if first in self.named else ""
 

@@ -1,8 +1,8 @@
 """Read the user's choice of axes, for ``take``, ``narrow`` and ``widen``.
 
-``0.5`` and ``{"layer1.*": 0.5}`` are shares: fractions of an axis to keep, or in ``widen`` factors.
-``sizes={"heads": 4}`` gives numbers of positions, and ``positions={"fc1.out": [0, 2, 5]}`` the
-positions themselves. A share for several axes cuts at most one axis of every product of axes
+``0.5`` and ``{"layer1.*": 0.5}`` are shares: fractions of axes to keep, or factors in ``widen``.
+``sizes={"heads": 4}`` sets the size of an axis, and ``positions={"fc1.out": [0, 2, 5]}`` lists the
+positions (indices) to keep. A share for several axes cuts at most one axis of every product of axes
 (:meth:`archgraph.analysis.axes.Axes.independent`). Sizes and positions apply to each axis that
 matches.
 """
@@ -46,11 +46,11 @@ def chosen_axes(
     rounding: Rounding = "ceil",
     allow_nothing: bool = False,
 ) -> tuple[dict[Axis, int], dict[Axis, npt.NDArray[np.int64]]]:
-    """Return a dict from axis to its new size, and a dict from axis to its new positions.
+    """Return a dict from axis to new size, and a dict from axis to the positions (indices) to keep.
 
-    The second dict contains the axes in ``positions``. In each argument, a key may be an axis, or a
-    name, role or pattern that matches axes. Positions override sizes, and sizes override shares. In
-    each dict, later items override earlier ones. An axis keeps at least one position.
+    The second dict contains only the axes in ``positions``. In each argument, a key may be an axis,
+    or a name, role or pattern that matches axes. Positions override sizes, and sizes override
+    shares. In each dict, later items override earlier ones. An axis keeps at least one position.
 
     Shares that change nothing are an error. Otherwise, a client whose shares match only pinned axes
     would train the full model unnoticed.

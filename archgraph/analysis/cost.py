@@ -81,8 +81,8 @@ class Cost:
 
         The prediction includes everything that PyTorch allocates on a CPU: weights, buffers, the
         batch, the optimiser's state, gradients, tensors that autograd saves, and gradients of
-        intermediate results. For the loss, it assumes twice the size of the outputs: for the
-        tensors that the loss saves, and for the gradients of the outputs.
+        intermediate results. It assumes that the loss needs twice the size of the outputs: once for
+        the tensors that the loss saves, and once for the gradients of the outputs.
 
         Args:
             batch: Number of examples per step.
@@ -140,8 +140,8 @@ def cost(graph: ArchGraph, sizes: Mapping[str, int] | None = None) -> Cost:
             example.
 
     Raises:
-        GraphError: If the graph has no dynamic size with a name in ``sizes``, or does not allow its
-            value.
+        GraphError: If a name in ``sizes`` is not a dynamic size of the graph, or if the graph does
+            not allow the value.
 
     Example:
         >>> import torch

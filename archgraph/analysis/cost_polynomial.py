@@ -96,7 +96,8 @@ class CostPolynomial:
 
         Args:
             graph: The graph.
-            parts: Dict from measure to a dict from needed blocks to the polynomial of their terms.
+            parts: Dict from measure to its terms: a dict from the needed blocks (see
+                :class:`CostPart`) to the polynomial.
         """
         sizes, solved = TensorSizes.of_graph(graph), axes(graph)
         removable = [block for block in structure(graph).blocks if block.removable]
@@ -112,7 +113,7 @@ class CostPolynomial:
         )
 
     def polynomial(self, measure: str, skipped: Collection[str] = ()) -> Polynomial:
-        """Return the cost in a measure as one polynomial, without the ``skipped`` blocks."""
+        """Return a measure of the cost without the ``skipped`` blocks, as one polynomial."""
         gone = {name for block in skipped for name in self.blocks[block]}
         there = (part.polynomial for part in self.parts[measure] if part.there(skipped))
         return Polynomial.total(there).without(gone)
@@ -187,7 +188,7 @@ class TensorSizes:
         return size_at(part.size, self.values)
 
     def operand(self, value: Value) -> tuple[Amount, ...]:
-        """Return the sizes of a leaf or of an operator's first result; empty for other values."""
+        """Return the shape of a parameter or an operator's first result; empty for other values."""
         match value:
             case Ref():
                 return self.of(self.solved.value[value.name][0])
@@ -206,8 +207,8 @@ def cost_polynomial(graph: ArchGraph) -> CostPolynomial:
        number.
     2. Compute the costs of each operator from these sizes, with the rules of the operator table.
     3. Record which blocks each operator needs. Skipping a block removes its operators, operators
-       that only they need (:mod:`archgraph.analysis.presence`), and the features that a dense block
-       appends.
+       whose results only these operators use (:mod:`archgraph.analysis.presence`), and the features
+       that a dense block appends.
     """
     evaluated, sizes = specialise(graph, training=False), TensorSizes.of_graph(graph)
     needs = presence(graph).there

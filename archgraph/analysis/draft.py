@@ -16,21 +16,21 @@ BlockKind = Literal["residual", "chain", "parallel", "dense", "head"]
 
 @dataclass(eq=False)
 class BlockDraft:
-    """A block under construction.
+    """A block under construction, built from pieces (see :mod:`archgraph.analysis.stream`).
 
     Attributes:
         heads: The pieces with the block's layers.
         pieces: All pieces of the block, which are consecutive.
         path: Innermost module that contains the block's layers.
         user_block: The block's name in the user's sections; empty if it has none.
-        uses: Number of times that the same layers run, one round after the other.
-        extra: Operators of the block outside the main stream: they use its values, or compute
-            values for it.
+        uses: Number of times that the block's layers run in a forward pass.
+        extra: Operators of the block outside the main stream, which use values of the main stream
+            or compute values for it.
         kind: As in :class:`archgraph.analysis.structure.Block`.
         name: Name of the block.
-        unit: Module that the block is, or is a part of.
-        full: Operators and their connections, without sizes.
-        spine: Layers and norms on the path with most layers.
+        unit: Module that the block forms, alone or together with other blocks.
+        full: Fingerprint of the operators: their kinds and connections, without sizes.
+        spine: Fingerprint of the path with most layers: its layers and norms.
         out: Properties that are equal for all blocks of a section: whether the block is dense, and
             the dtype and shape of its result.
     """
@@ -75,7 +75,7 @@ class BlockDraft:
 def draft(
     modules: Modules, heads: list[Piece], pieces: list[Piece], user_block: str = ""
 ) -> BlockDraft:
-    """Return the draft of a block with these pieces."""
+    """Return a block under construction that consists of these pieces."""
     path = common(map(modules.place, _work(modules, heads, pieces)))
     kinds = [p.kind for p in heads]
     last = heads[-1] if heads else None
@@ -122,7 +122,7 @@ def all_items(node: Node) -> list[str]:
 
 
 def list_items(node: Node) -> tuple[str, ...]:
-    """Return the results that an operator takes as list items and not as single arguments."""
+    """Return the results that an operator uses as items of lists and not as single arguments."""
     items = [i for _, v in node.args if isinstance(v, tuple) for i in v if isinstance(i, Ref)]
     plain = {n for _, v in node.args if not isinstance(v, tuple) for n in refs(v)}
     return tuple(dict.fromkeys(i.name for i in items if i.name not in plain))

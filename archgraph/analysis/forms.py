@@ -38,7 +38,7 @@ _OPERANDS = ("self", "other")  # arguments of a binary operator
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """The computation of a part of a graph, with its operators and leaves.
+    """The computation of a part of a graph, with its operators, parameters and buffers.
 
     Attributes:
         lines: One line per operator, in an order that does not depend on how the graph was written.
@@ -159,7 +159,7 @@ class Forms:
         return _Reading(self, "", self.outputs, set()).form()
 
     def through(self, name: str) -> str:
-        """Return the result before the operators that act only in training (dropout)."""
+        """Go back from a result past operators that act only in training (dropout)."""
         while True:
             node = self.graph.node[name]
             fact, used = row(node.op), next(node.uses(), None)

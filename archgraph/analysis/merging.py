@@ -1,4 +1,6 @@
-"""Merge pieces of the main stream into blocks, following the module hierarchy.
+"""Merge consecutive pieces of a network's main path into blocks, following the module hierarchy.
+
+:mod:`archgraph.analysis.stream` divides the main path, from the input to the output, into pieces.
 
 The attention and feed-forward parts of a Transformer layer are one block, because users and papers
 count layers, and NeFL skips complete layers. The user's sections can name both parts separately.
@@ -18,7 +20,7 @@ from archgraph.ops.table import base
 
 
 class Merging:
-    """Merges the pieces of a chain that have layers into blocks.
+    """Merges consecutive pieces with layers into blocks.
 
     Attributes:
         claims: Dict from module to the names of the user's blocks in the module.
@@ -34,8 +36,8 @@ class Merging:
     def merged(self, heads: Sequence[Piece]) -> list[BlockDraft]:
         """Return drafts of blocks for pieces with layers.
 
-        Pieces that share their weights and run repeatedly, one round after the other, are one
-        block. Otherwise :meth:`_is_block` decides which modules are one block.
+        Pieces that share their weights and run repeatedly, as iterations of a loop, are one block.
+        Otherwise :meth:`_is_block` decides which modules are one block.
         """
         working = [[n for n in h.nodes if n in self.stream.heavy] for h in heads]
         works = [[self.modules.place(n) for n in names] for names in working]

@@ -77,7 +77,7 @@ class Modules:
     Attributes:
         order: Dict from operator to its index in topological order.
         work: Dict from module to its number of operators with weights in the stream.
-        layers: Dict from module to its number of operators with weights and norms.
+        layers: Dict from module to its number of layers: operators with weights, and norms.
         classes: Dict from class (see :meth:`class_of`) to its number of modules.
     """
 
@@ -104,10 +104,11 @@ class Modules:
         self.classes = Counter(map(self.class_of, self._children))
 
     def place(self, name: str) -> Path:
-        """Return the module of an operator: the module of its weights if it is inside the caller.
+        """Return the module to which an operator belongs.
 
-        The caller is the module in whose forward the operator was traced. If the weights belong
-        elsewhere, or if there are none, the caller is returned.
+        The caller is the module in whose forward the operator was traced. If the weights of the
+        operator belong to a module inside the caller, this module is returned. Otherwise, the
+        caller is returned.
         """
         if name not in self._places:
             node = self.graph.node[name]
@@ -136,9 +137,10 @@ class Modules:
         return len({self.weights(n) for n in names})
 
     def lists(self, module: Path, path: Path) -> bool:
-        """Return whether a path is in an item of a list in the module, and other items have layers.
+        """Return whether a path is in an item of a list of modules whose other items have layers.
 
-        Layers are operators with weights in the main stream.
+        The list is ``module`` or inside ``module``. Layers are operators with weights in the main
+        stream.
         """
         return any(
             is_numbered(path[k]) and self.work[path[:k]] > self.work[path[: k + 1]]

@@ -68,10 +68,10 @@ def touched(layout: Layout, selection: Kept) -> bool:
 
 
 def position_shares(layout: Layout, selection: Kept, share: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return one number for each remaining position of a layout.
+    """For each remaining position of a dimension, return the product of the numbers in ``share``.
 
-    The number is the product of the numbers in ``share`` for the position along each axis. Axes
-    that are not in ``share`` count as 1.
+    The product has one factor for each axis of the dimension. Axes that are not in ``share`` have
+    the factor 1.
 
     >>> layout = Prod((AxisRef("heads", 2), AxisRef("head_dim", 3)))
     >>> position_shares(layout, {"heads": np.array([0, 1, 1])}, {"heads": np.array([1, 0.5, 0.5])})

@@ -1,4 +1,4 @@
-"""Remove casts between floating types before blocks are found, and add them to blocks afterwards.
+"""Ignore casts between floating types while blocks are found; then add each cast to a block.
 
 A model in bfloat16 computes its norms and softmaxes in float32, with casts before and after. The
 graph of the same model in float32 has no casts. Both graphs must have the same blocks and sections.
@@ -22,8 +22,8 @@ class Casts:
 
     Attributes:
         graph: The graph.
-        source: Dict from cast to the result or leaf that it converts. For a cast of a cast, it is
-            the value before the first cast.
+        source: Dict from cast to the result or parameter that it converts. For a cast of a cast, it
+            is the value before the first cast.
         plain: The graph without casts and entirely in float32; ``graph`` itself if it has no casts.
     """
 
@@ -42,7 +42,7 @@ class Casts:
         return self.source.get(value.name, value) if isinstance(value, Ref) else value
 
     def of(self, name: str) -> str:
-        """Return the operator that a cast converts; the operator itself if it is not a cast."""
+        """Return the operator whose result a cast converts, or the operator itself."""
         return self.source[name].name if name in self.source else name
 
     def _plain(self) -> ArchGraph:

@@ -89,5 +89,5 @@ def any_needs(needs: Iterable[Needs]) -> Needs:
 
 
 def least(sets: Collection[frozenset[str]]) -> Needs:
-    """Remove sets that contain another set, because the other set implies them."""
+    """Remove each set that contains another set."""
     return frozenset(one for one in sets if not any(other < one for other in sets))

@@ -16,9 +16,9 @@ from archgraph.ops.table import row
 def weight_operands(graph: ArchGraph) -> Mapping[str, frozenset[str]]:
     """Return a dict from each layer to the parameters by which it multiplies its input.
 
-    A layer may use a parameter directly, or a transposed or split parameter. Only parameters with
-    two or more dimensions count, and no biases, parameters of norms, position tables or class
-    tokens. Operators without such parameters are not in the dict.
+    A layer may use a parameter directly, or a transposed or split parameter. Biases, parameters of
+    norms, position tables, class tokens, and parameters with fewer than two dimensions are not
+    included. Operators without such parameters are not in the dict.
     """
     alone = fixed(graph)
     result = {}
@@ -65,7 +65,7 @@ def head(graph: ArchGraph) -> tuple[str, str] | None:
 
 @per_graph
 def fixed(graph: ArchGraph) -> Mapping[str, frozenset[str]]:
-    """Return a dict from each result that does not depend on inputs to the leaves it depends on."""
+    """Return a dict from each result independent of the inputs to the parameters that it uses."""
     fixed: dict[str, frozenset[str]] = {}
     for node in graph.nodes:
         if node.op != "input" and all(used in fixed for used in node.uses()):
@@ -78,7 +78,7 @@ def fixed(graph: ArchGraph) -> Mapping[str, frozenset[str]]:
 def layer_weights(graph: ArchGraph) -> frozenset[str]:
     """Return the names of the parameters by which layers multiply their inputs.
 
-    Only parameters with two or more dimensions count, and no parameters of norms.
+    Parameters of norms and parameters with fewer than two dimensions are not included.
 
     Example:
         >>> from torch import nn, zeros
@@ -159,8 +159,8 @@ def exits(graph: ArchGraph) -> tuple[str, ...]:
 def label_rows(graph: ArchGraph, classes: int) -> tuple[str, ...]:
     """Return the parameters with one row per label: the classifier's, and token embeddings.
 
-    These are the parameters with ``classes`` rows whose first dimension is a dimension of an
-    output, or whose rows are indexed by integers.
+    The first dimension of such a parameter has size ``classes``. It is also a dimension of an
+    output, or it is indexed by integers.
 
     Args:
         graph: The architecture.

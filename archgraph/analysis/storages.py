@@ -34,7 +34,7 @@ class Storages:
     """The memory of every value of a graph.
 
     Attributes:
-        tensors: Dict from operator or leaf to its meta tensors.
+        tensors: Dict from operator, parameter or buffer to its meta tensors.
         owners: Dict from the address of memory to the tensor for which it was allocated.
     """
 
@@ -46,7 +46,7 @@ class Storages:
         return self.owners[_address(self.tensors[value][index])]
 
     def copied(self, value: Ref | Leaf, trailing: int) -> bool:
-        """Return whether flattening all but the ``trailing`` last dimensions copies a value."""
+        """Return whether flattening all but the last ``trailing`` dimensions copies a value."""
         (tensor, *_) = self.tensors[value]
         if tensor.dim() <= trailing + 1:
             return False
@@ -54,7 +54,7 @@ class Storages:
 
 
 def storages(graph: ArchGraph, batch: int) -> Storages:
-    """Return the memory of every value of a graph in one mode.
+    """Return the memory of every value of a graph in training or evaluation.
 
     1. Operators that may return views, and elementwise operators, are called on meta tensors, which
        have sizes and strides but no data. PyTorch then decides whether the result is a view, and

@@ -41,8 +41,8 @@ class Piece:
         shortcut: For a residual piece, the operand that the branch is added to: the input, or its
             projection. For a dense piece, the input. Otherwise empty.
         heavy: Whether the piece has operators with weights.
-        joins: Whether the piece ends a long skip connection: it also takes a value from before its
-            input.
+        joins: Whether the piece ends a long skip connection, that is, also takes a value that was
+            computed before its input.
         level: Cut node whose value the piece takes through a long skip connection, if the stream in
             between has another resolution.
     """
@@ -61,7 +61,7 @@ Chain: TypeAlias = tuple[Piece, ...]
 
 
 def computed_weights(graph: ArchGraph) -> dict[str, tuple[str, ...]]:
-    """Return a dict from each result of parameters alone (a transposed weight) to its leaves."""
+    """Return a dict from each result computed from parameters alone to these parameters."""
     leaves_of: dict[str, tuple[str, ...]] = {}
     for n in graph.nodes:
         used = dict.fromkeys(n.uses())
@@ -73,12 +73,12 @@ def computed_weights(graph: ArchGraph) -> dict[str, tuple[str, ...]]:
 
 
 class Stream:
-    """The main stream of a graph in one mode, and the streams of other inputs that lead into it.
+    """The main stream of a graph in training or evaluation, and other streams that lead into it.
 
     Attributes:
         heavy: Operators that multiply by a weight.
         live: Operators that the deepest output needs.
-        output: The deepest output: the output after most heavy operators.
+        output: The deepest output: the output that depends on the most heavy operators.
         sources: Results at which a stream may start.
         source: The source of the main stream; empty if there is none.
         pieces: The pieces of the main stream.
@@ -127,7 +127,7 @@ class Stream:
         return any(u in self._computed for u in factors)
 
     def weights(self, name: str) -> tuple[str, ...]:
-        """Return the leaves of an operator, including those from which its weights are computed."""
+        """Return an operator's parameters, including those from which its weights are computed."""
         if name not in self._weights:
             node = self.graph.node[name]
             through = (leaf for u in node.uses() for leaf in self._computed.get(u, ()))
@@ -138,7 +138,7 @@ class Stream:
         return any(self.graph.param[leaf].role == "parameter" for leaf in node.leaves())
 
     def ancestors(self, names: Iterable[str], inside: set[str] | None = None) -> set[str]:
-        """Return the operators that ``names`` depend on, and ``names``, within ``inside``."""
+        """Return ``names`` and all operators that they depend on, restricted to ``inside``."""
         return reachable(names, self.preds.__getitem__, inside)
 
     def _choose(self) -> tuple[str, Chain, tuple[Chain, ...]]:

@@ -49,9 +49,9 @@ class Block:
             projection. For a dense block, the value to which new features are concatenated.
         sums: For each residual branch in the block, the name of the addition and of the shortcut
             that it adds. A Transformer layer has two.
-        uses: Number of times that the same layers run, one round after the other. Removing the
-            block removes all rounds. Each round is a block of its own if the user's sections name
-            it (``layer~2``).
+        uses: Number of times that the block's layers run in a forward pass. Removing the block
+            removes all of these iterations. If the user's sections name an iteration (``layer~2``),
+            it is a block of its own.
         terms: For a dense block, the results that ``merge`` concatenates to the input.
     """
 

@@ -32,7 +32,7 @@ class TrainingMemory:
         gradients: Bytes of the gradients of all trained parameters.
         saved: Bytes of other tensors that are saved for backward, at the end of forward.
         total: Peak of the allocated memory.
-        moment: Description of the moment of the peak.
+        moment: Description of the moment of the peak, such as the backward of an operator.
         polynomial: Memory of all submodels of the graph.
     """
 
@@ -63,8 +63,9 @@ class Allocation:
 
     Attributes:
         kind: One of ``KINDS``, or ``transient``.
-        part: Size of the tensor in bytes, and the blocks that a submodel with it needs.
-        start: First moment at which the tensor is allocated.
+        part: Size of the tensor in bytes, and the blocks that a submodel must have to allocate it.
+        start: First moment of the step (such as the forward of an operator) at which the tensor is
+            allocated.
         end: Last moment at which the tensor is allocated.
         absent: Blocks that a submodel with this tensor must not have, because the tensor replaces
             results of these blocks.
@@ -89,10 +90,11 @@ class MemoryPolynomial:
     """Memory of a training step of every submodel, computed without building the submodel.
 
     Attributes:
-        costs: Sizes of axes, and the removable blocks. Contains no cost terms.
+        costs: A cost polynomial without terms. Only its sizes of axes and its removable blocks are
+            used.
         allocations: All tensors of a training step, with their lifetimes.
-        moments: For each moment of the step, its description, and the blocks without which it does
-            not exist.
+        moments: For each moment of the step (such as the forward of an operator), its description,
+            and the blocks that a submodel needs for the moment to occur.
         loss: Index of the moment between forward and backward.
     """
 
@@ -144,9 +146,9 @@ class MemoryPolynomial:
     def bounds(self, count: int = 8) -> tuple[tuple[CostPart, ...], ...]:
         """Return polynomials whose maximum is an upper bound of the total of every submodel.
 
-        The moments of the step are divided into intervals. The polynomial of an interval has, for
-        every monomial, the largest coefficient at any moment of the interval. More intervals give a
-        tighter bound.
+        The moments of the step, such as the forward of each operator, are divided into intervals.
+        The polynomial of an interval has, for every monomial, the largest coefficient at any moment
+        of the interval. More intervals give a tighter bound.
 
         1. Select the interval whose polynomial has the largest value at full sizes. Divide it so
            that the larger value of its two parts is as small as possible.

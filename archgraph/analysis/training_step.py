@@ -35,7 +35,7 @@ class OptimizerState:
 
     Attributes:
         tensors: Number of tensors of the parameter's size that the optimiser stores.
-        bytes: Size of the other state that it stores (counters), in bytes.
+        bytes: Size of other state that the optimiser stores (counters), in bytes.
         working: Number of temporary tensors of the parameter's size during an update.
     """
 
@@ -112,8 +112,8 @@ def training_step(graph: ArchGraph, batch: int, state: OptimizerState) -> Memory
     of each operator (the last operator first), and one for the update of each parameter.
 
     1. Weights, buffers, constants, the batch and the optimiser's state always exist.
-    2. A result exists until its last use in forward. If operators saved it for backward, it exists
-       until the backward of the first of them.
+    2. A result exists until its last use in forward. If operators saved the result for backward, it
+       exists until the backward of the operator among them that ran first in forward.
     3. The loss saves tensors as large as the outputs, and allocates the gradients of the outputs.
     4. The gradient of a result is allocated in the backward of the last operator that uses the
        result, and freed in the backward of the operator that computed it. If an operator passes the

@@ -1,4 +1,4 @@
-"""Remove adapters before blocks are found, and add them to the blocks of their layers again."""
+"""Ignore adapters while blocks are found; then add each adapter to the block of its layer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Unadapted:
                 self._gone[total] = [*self._gone.get(total, ()), *names]
 
     def restore(self, drafts: Drafts) -> None:
-        """Add each adapter to the block of its layer."""
+        """Add each adapter to the block that contains the adapted layer."""
         if not self._gone:
             return
 

@@ -34,7 +34,7 @@ def matching_parts(mine: Layout, theirs: Layout) -> Iterator[tuple[Layout, Layou
 
 
 def sized(where: str, full: Layout, client: Layout) -> Iterator[Equation]:
-    """Yield the equations for a dimension: one per pair of :func:`matching_parts`."""
+    """Yield the equations for a dimension, one per pair that ``matching_parts`` yields."""
     for part, other in matching_parts(full, client):
         yield where, part, fixed_size(other)
 
@@ -42,7 +42,7 @@ def sized(where: str, full: Layout, client: Layout) -> Iterator[Equation]:
 def stated(
     client: ArchGraph, mine: str, full: ArchGraph, theirs: str
 ) -> Iterator[tuple[str, Layout, Layout]]:
-    """Yield pairs of sizes in the arguments of two operators: heads, groups, shapes."""
+    """Yield pairs of corresponding sizes (heads, groups) in the arguments of two operators."""
     a, b = client.node[mine], full.node[theirs]
     of, other = axes(client).attributes, axes(full).attributes
     for key in dict.fromkeys(key for node in (a, b) for key, _ in node.args):
@@ -65,7 +65,7 @@ def _written(node: Node, key: str) -> int | None:
 
 
 def flat(sizes: StatedSizes) -> Sequence[Layout]:
-    """List the layouts in the sizes of an argument."""
+    """List the layouts in an argument that contains sizes; numbers become fixed layouts."""
     if isinstance(sizes, tuple):
         return [layout for size in sizes for layout in flat(size)]
     layout = Fixed(sizes) if isinstance(sizes, (int, Polynomial)) else sizes
@@ -104,7 +104,7 @@ class Widths:
         self.claims, self.open = solve(self.equations, self.gone)
 
     def selection(self, where: str) -> dict[str, np.ndarray]:
-        """Return the positions to keep of each axis that is narrower in the client: the first ones.
+        """For each axis that is narrower in the client, return the positions to keep (the first).
 
         Raises:
             RewriteError: If no cut of the larger graph has the client's shapes.

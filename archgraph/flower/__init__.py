@@ -7,8 +7,8 @@ same processor model.
    experiment, and the server is a thread of this process. ``deployment`` runs on several machines:
    server and nodes read the experiment from a Flower app that ``starter`` wrote, and the
    configuration of each machine sets its data and device.
-2. ``server`` sends the tasks of a round to the nodes and reads their replies. Before, it asks each
-   node once which client it is.
+2. ``server`` sends the tasks of a round to the nodes and reads their replies. Before the first
+   round, it asks each node once which client the node runs.
 3. ``records`` defines the messages. Architectures are sent as YAML, weights as safetensors, and the
    clients' programs as names of classes with their fields (``programs``).
 4. ``client`` runs a task on a node like the local engine; ``keeping`` stores the private state of

@@ -50,8 +50,8 @@ def client_app(
             a node.
         file: Function that returns the path of a file for the client's private state, or None. By
             default, the private state is only stored in the context.
-        rows: Function that returns facts about the client's data (such as their number) for the
-            server, if only this node has the data. Default: no facts.
+        rows: Function that returns facts about the client's data (such as the number of examples)
+            for the server, if only this node has the data. Default: no facts.
     """
     app = ClientApp()
 

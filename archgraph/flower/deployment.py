@@ -117,7 +117,7 @@ def client_experiment(file: Path, configuration: Mapping[str, Json]) -> Experime
 
 
 def rows_report(file: Path, configuration: Mapping[str, Json]) -> dict[str, Json]:
-    """Return facts about a node's rows for the server; empty if each machine has all rows."""
+    """Return facts about a node's data for the server; empty if each machine has all data."""
     if not form_beside(file):
         return {}
     data = own_data(file, str(configuration.get("data", "")))
@@ -152,7 +152,8 @@ def own_data(file: Path, path: str) -> Dataset:
     """Read a node's own rows.
 
     Raises:
-        DataError: If the configuration does not set the path, or as for :meth:`DataForm.read`.
+        DataError: If the configuration does not set the path of the data, or the data cannot be
+            read (see :meth:`DataForm.read`).
     """
     form, spec = form_beside(file), load_experiment(file)
     if form is None or not path:

@@ -19,7 +19,7 @@ KEPT, PENDING = "archgraph-kept", "archgraph-pending"
 
 
 def restore(context: Context, file: Path) -> None:
-    """Load the records in the file into a context that does not contain any."""
+    """Load the records in the file into the context, unless the context already contains some."""
     if round_of(context, PENDING) >= 0 or round_of(context, KEPT) >= 0 or not file.is_file():
         return
     for record, stored in wire.decode(file.read_bytes()).items():

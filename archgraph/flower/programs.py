@@ -1,6 +1,6 @@
 """Conversion of clients' programs to JSON values, and back.
 
-A program tells a client what to compute. It is a frozen dataclass whose fields are plain values,
+A program tells a client what to compute. It is a frozen dataclass whose fields are JSON values,
 architectures or other frozen dataclasses. It is sent as names of classes with their fields, never
 as a pickle. A node only accepts classes in ``archgraph.federation``, ``archgraph.states`` and the
 module of the strategy with which the node was started.
@@ -31,10 +31,10 @@ LIBRARY = ("archgraph.federation.", "archgraph.states.")
 
 
 def as_plain(value: object) -> Json:
-    """Convert a program, or a part of a program, to plain values.
+    """Convert a program, or a part of a program, to values that JSON can represent.
 
     Raises:
-        RunError: If a part is neither a plain value nor a frozen dataclass, a named tuple, an
+        RunError: If a part is neither a JSON value nor a frozen dataclass, a named tuple, an
             architecture or a function of a module.
 
     Example:

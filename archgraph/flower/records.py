@@ -1,7 +1,7 @@
 """Conversion of tasks and replies to Flower records, and back.
 
-Messages come from another machine. They are read into plain values and tensors, and nothing in them
-is executed.
+Messages come from another machine. They are converted to JSON values and tensors, and nothing in
+them is executed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def installed_here() -> dict[str, Json]:
 
 
 def versions_apart(theirs: Mapping[str, Json]) -> str:
-    """Return why a node cannot take part because of its versions; empty if it can.
+    """Return the version conflict that excludes a node; empty if its versions are accepted.
 
     Example:
         >>> versions_apart(installed_here())
@@ -69,7 +69,7 @@ def versions_apart(theirs: Mapping[str, Json]) -> str:
 
 
 def as_record(value: object) -> ArrayRecord:
-    """Convert plain values and tensors to a record.
+    """Convert JSON values and tensors to a record.
 
     Example:
         >>> import torch
@@ -94,7 +94,7 @@ def task_record(task: Task, round: int, private: ClientState | None, confirmed: 
 
     Args:
         task: The task for the node's client.
-        round: Number of the round, from 1; 0 for the survey before the first round.
+        round: Number of the round, from 1; 0 for tasks before the first round.
         private: The private state of the client; None if the node stores it.
         confirmed: Last round in which the server accepted an update of the client; -1 if there is
             none.

@@ -211,11 +211,11 @@ class Nodes:
         return f"{text}: it is no longer connected, and is dropped after a minute or two{end}"
 
     def meet(self, *, every: bool = False) -> None:
-        """Ask new nodes which client they are; at the start, wait for all clients.
+        """Ask new nodes which client they run; at the start, wait for all clients.
 
         1. Ask each node once. It may answer at any time.
-        2. At the start, wait until each client has a node. If not all clients are required, clients
-           whose nodes were rejected are not awaited. Stop when the time to join is over and each
+        2. At the start, wait until each client has a node. If some clients may be missing, do not
+           wait for clients whose nodes were rejected. Stop when the time to join is over and each
            connected node has answered, or after `ASKED` seconds.
         3. Do not wait before later rounds. Nodes that have not answered yet join a later round.
 
@@ -223,7 +223,7 @@ class Nodes:
             every: Whether all clients are required.
 
         Raises:
-            RunError: If no node is a client, or if all clients are required and one is missing.
+            RunError: If no node runs a client, or if all clients are required and one is missing.
         """
         first, wait = not self._asked, Reminder()
         if not first:

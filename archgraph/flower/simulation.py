@@ -34,7 +34,7 @@ def run_simulated(experiment: Experiment, *, python: bool = False, **options: An
 
     Args:
         experiment: The experiment. Each client process reads it again, once.
-        python: Consent to run the Python code that it names.
+        python: Whether to run the Python code that the experiment names.
         options: As for :func:`archgraph.engine.execute`.
 
     Raises:

@@ -18,7 +18,8 @@ folder, or the name of a timm model. The output is a folder for ``from_pretraine
   the 400 classes of transformers.
 - Equal shapes are not sufficient. For example, no shape of a BERT depends on the number of heads.
 - Layers are numbered without gaps. Tensors that forward does not read come from the original.
-- When a folder is copied to another folder, only the current rows are in memory.
+- When a folder is copied to another folder, only the rows of weights that are being copied are in
+  memory.
 
 transformers and timm are imported by the functions that need them. PEFT is not imported; only its
 file format is used.

@@ -53,7 +53,7 @@ class Fit:
         graph: The rewritten graph.
         model: The original model, with or without weights.
         start: Arguments with which the original model was constructed.
-        make: Constructs a model from arguments.
+        make: Function that constructs a model from arguments.
         label: Name of the class, for errors.
         derived: Arguments that the class computes if they are missing.
         origins: Dict from tensors of the graph to the tensors of the original model from which they
@@ -107,8 +107,8 @@ class Fit:
         """Find arguments with which the class has the graph's shapes and computes the same.
 
         Args:
-            same: Returns whether a module computes the same as the graph. Default: compare results
-                with random weights.
+            same: Function that returns whether a module computes the same as the graph. Default:
+                compare results with random weights.
             most: Maximum number of modules to compare.
 
         Raises:

@@ -83,7 +83,7 @@ def to_peft(
     tensors: complete layers (such as a classifier), biases (if all biases are trained, or those of
     all layers with adapters), and running statistics.
 
-    1. If the network was traced from a PEFT model, restore the names in the model without PEFT.
+    1. If the network was traced from a PEFT model, use the names of the model without PEFT.
     2. Number layers with adapters as in the base.
     3. Save the other trained tensors, as biases or as complete modules.
     4. Check that the base contains all tensors that the folder does not contain.
@@ -105,8 +105,8 @@ def to_peft(
     Raises:
         RewriteError: If the network does not have low-rank adapters, has adapters of another kind
             (such as DoRA), or has adapters with different dropouts. Also if there is no base and
-            layers are not numbered without gaps, if the base lacks a layer or has other weights, or
-            if both the weight of a layer and its adapter are trained.
+            layers are not numbered consecutively, if the base lacks a layer or has other weights,
+            or if both the weight of a layer and its adapter are trained.
         GraphError: If the state does not fit the graph.
 
     Example:
@@ -194,8 +194,8 @@ def from_peft(
     Raises:
         GraphError: If the folder lacks a file, contains another kind of adapter, or contains a
             tensor whose layer the graph does not have.
-        RewriteError: If there is no base and the layers of the graph are not numbered without gaps,
-            or if an adapter cannot be added to a layer.
+        RewriteError: If there is no base and the graph's layers are not numbered consecutively, or
+            if an adapter cannot be added to a layer.
 
     Example:
         >>> import torch, archgraph as ag

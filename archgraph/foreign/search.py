@@ -41,7 +41,7 @@ def values_in(value: Any, way: Route = ()) -> Iterator[tuple[Route, Any]]:
 
 
 def numbers_in(arguments: object) -> Iterator[tuple[Route, int | float | None]]:
-    """Yield the paths and values of numbers and of unset entries (None) in a configuration.
+    """Yield the paths and values of numbers above 0.1 and of unset entries (None).
 
     >>> list(numbers_in({"depths": [2, 3], "ratio": 4.0, "bias": True, "drop": 0.1}))
     [(('depths', 0), 2), (('depths', 1), 3), (('ratio',), 4.0)]
@@ -228,7 +228,8 @@ class ArgumentSearch:
     """Search for a configuration with target shapes.
 
     Attributes:
-        make: Constructs the network of a configuration on the meta device and returns its shapes.
+        make: Function that constructs the network of a configuration on the meta device, and
+            returns the shapes of its tensors.
         start: The configuration of the original network.
         target: Dict from name in the class to the target shape.
         remaining: Dict from each module to the original numbers of its remaining layers.
@@ -274,10 +275,11 @@ class ArgumentSearch:
     def fitting(self) -> Iterator[Arguments]:
         """Yield configurations with the target shapes, first the one with the fewest changes.
 
-        Some numbers, such as the number and size of heads, affect shapes only by their product.
+        Some numbers, such as the number and the size of heads, affect shapes only through their
+        product. For the same shapes, there are then several configurations.
 
         1. Yield the configuration of :meth:`nearest`.
-        2. Keep numbers that alone determine a dimension.
+        2. Keep the values of numbers that alone determine the size of a dimension.
         3. Combine changes of the other numbers: all by one ratio, or a few at a time.
         """
         first = self.nearest()

@@ -1,4 +1,4 @@
-"""Reading and writing of folders of safetensors files, a few rows at a time.
+"""Reading and writing of folders of safetensors files, a few rows of a tensor at a time.
 
 Only the rows that are being copied are in memory. A safetensors file consists of eight bytes with
 the length of the header, the header as JSON (dtype, shape and byte range of each tensor), and the
@@ -129,8 +129,7 @@ def opened(file: Path) -> Iterator[Any]:
     """Open a file for reading.
 
     Raises:
-        GraphError: If the file cannot be opened. An ``OSError`` would look like an error in
-            writing.
+        GraphError: If the file cannot be opened.
     """
     from safetensors import SafetensorError, safe_open
 

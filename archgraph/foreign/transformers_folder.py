@@ -134,7 +134,7 @@ def to_transformers(
     The width of a model that returns hidden states cannot be cut. Instead, trace a wrapper that
     returns only logits and has the arguments of the model's ``forward``, and pass the model here.
 
-    To copy from folder to folder with only the current rows in memory, pass the state
+    To copy from folder to folder without loading the whole model into memory, pass the state
     ``state.through(small.transfer)``, where ``state`` is the result of
     :func:`archgraph.from_transformers`. Tensors then keep the dtype of their file, and other files
     of the folder (such as a tokenizer) are copied.
@@ -368,7 +368,7 @@ class FolderModel:
         return any(first_unequal(graph, one, names) is None for one in traced)
 
     def first_unlike(self, tensors: Mapping[str, Tensor]) -> str | None:
-        """Return the first tensor that differs from the files, or is not in them; None if equal.
+        """Return the first tensor that the files lack or that differs; None if all are equal.
 
         Only safetensors files are read.
 

@@ -11,10 +11,10 @@ nodes become a PyTorch module, which is captured as a graph:
 1. ``network`` builds the module. The table in ``operators`` has a row for each supported ONNX
    operator, with a function that computes the operator in PyTorch. Values that only depend on
    constants are computed at once (``operators/known.py``). ``fusion`` replaces layers that the file
-   decomposes into several nodes, which it finds with ``patterns``.
+   decomposes into several nodes, and finds these nodes with ``patterns``.
 2. The module is captured in evaluation mode (:func:`archgraph.capture.trace.trace_own`).
 3. ``batches`` compares the graph with the nodes at other sizes. A file for a fixed batch size can
-   be used for all batch sizes if its examples do not depend on each other.
+   be used for all batch sizes if the examples of a batch do not affect each other.
 
 - No code in a file is executed. ``tensors`` reads external weights only from the folder of the
   file.

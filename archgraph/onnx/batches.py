@@ -1,4 +1,4 @@
-"""Check that a graph from a file is also correct for other batch sizes and open sizes."""
+"""Check that a graph from a file is also correct for other sizes of dynamic dimensions."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def check_batches(
 
 
 def are_apart(graph: ArchGraph, state: TensorsByName, where: str) -> bool:
-    """Return whether the examples along the batch axis are computed independently."""
+    """Return whether the examples of a batch are computed independently of each other."""
     built, both = build(graph, state).eval(), random_inputs(graph)
     _check_results(graph, where, {BATCH_WORD: 2})
     return _apart(graph, built, both, _computed(built, both, where), where)
@@ -87,7 +87,7 @@ def are_apart(graph: ArchGraph, state: TensorsByName, where: str) -> bool:
 def check_sizes(
     graph: ArchGraph, state: TensorsByName, module: OnnxModule, where: str, batch: int | None
 ) -> None:
-    """Raise an error if a graph and its file compute different results at other open sizes.
+    """Raise an error if graph and file compute different results at other sizes of dynamic axes.
 
     The batch size is that of the file.
 
@@ -113,16 +113,16 @@ def check_sizes(
 def check_range(
     graph: ArchGraph, module: OnnxModule, where: str, values: Iterable[int], batch: int | None
 ) -> None:
-    """Raise an error if the file accepts an open size for which the graph is not valid.
+    """Raise an error if the file accepts a size of a dynamic axis that the graph does not allow.
 
-    A graph is valid for a range of sizes. This is not enough if, for example, a feature map is
+    A graph allows a range of sizes. A range is not enough if, for example, a feature map is
     downsampled, upsampled and added to the original, so that its height must be a multiple of four.
 
     Args:
         graph: The graph read from the file.
         module: Module that computes the nodes of the file.
         where: The file.
-        values: Open sizes to try.
+        values: Sizes of dynamic axes to try.
         batch: Batch size of the file; None for any size.
 
     Raises:
@@ -145,7 +145,7 @@ def check_range(
 
 
 def give_sizes(names: Iterable[str]) -> str:
-    """Return a hint to set the open sizes of a file."""
+    """Return a hint to set the sizes of the file's dynamic axes."""
     return f"set the open sizes of the file: {', '.join(f'{name}=N' for name in names)}"
 
 

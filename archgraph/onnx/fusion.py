@@ -33,10 +33,11 @@ class SpeltForm(NamedTuple):
     """A pattern for one decomposition of an operator.
 
     Attributes:
-        kind: The operator, a key of ``ROWS`` or ``SPELT``.
+        kind: The operator that is decomposed; a key of ``ROWS`` or ``SPELT``.
         pattern: Pattern for the last node of the decomposition.
         inputs: Variables of the pattern that are inputs of the operator.
-        attributes: Returns the attributes of the operator; None if the match is not this operator.
+        attributes: Function that returns the attributes of the operator, or None if the matched
+            nodes are not this operator.
         flat: Variables whose tensors are flattened; no other node may read these tensors.
     """
 
@@ -206,7 +207,7 @@ def fuse(
     stored: dict[str, Tensor],
     opset: int,
 ) -> list[OnnxStep]:
-    """Replace the steps of each decomposed operator by one step.
+    """Replace the nodes (steps) of each decomposed operator by one step.
 
     Args:
         steps: All steps, in order.

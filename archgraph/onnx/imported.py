@@ -39,8 +39,9 @@ class Dimensions:
     """The dimensions of a file's inputs.
 
     Attributes:
-        shapes: Dict from each input to its shape. An open size is a name; ``batch`` is the batch.
-        examples: Dict from sizes that the user opened to their numbers in the file.
+        shapes: Dict from each input to its shape. The size of a dynamic dimension is a name; that
+            of the batch is ``batch``.
+        examples: Dict from dimensions that the user made dynamic to their sizes in the file.
         batch: Batch size of the file; None for any size.
         note: A note for the user if the batch is not the first dimension.
     """
@@ -52,19 +53,19 @@ class Dimensions:
 
     @property
     def opened(self) -> tuple[str, ...]:
-        """The names of open sizes other than the batch."""
+        """The names of dynamic sizes other than the batch size."""
         words = (s for shape in self.shapes.values() for s in shape if isinstance(s, str))
         return tuple(dict.fromkeys(word for word in words if word != BATCH_WORD))
 
     @property
     def fixed(self) -> str:
-        """The reason why the batch size is fixed; empty if it is open."""
+        """The reason why the batch size is fixed; empty if the batch size is dynamic."""
         if self.batch is None or any(BATCH_WORD in shape for shape in self.shapes.values()):
             return ""
         return f"the batch size is fixed: the file is for {self.batch}"
 
     def axes(self) -> dict[str, dict[int, str]]:
-        """Return a dict from each input to its open axes, without a batch on the first axis."""
+        """Return a dict from each input to its dynamic axes, without a batch on the first axis."""
         return {
             label: {
                 axis: size
@@ -83,11 +84,11 @@ def capture_file(
     Args:
         proto: The content of the file.
         path: The file.
-        sizes: Dict from the name of an open dimension to a number, or from the name of a fixed
-            dimension to ``"open"``.
+        sizes: Dict from the name of a dynamic dimension to a number (which fixes the size), or from
+            the name of a fixed dimension to ``"open"`` (which makes it dynamic).
 
     Raises:
-        SpecError: If a node is not supported, or a dimension cannot be open. The error names the
+        SpecError: If a node is not supported, or a dimension cannot be dynamic. The error names the
             node or the dimension.
     """
     where, folder = str(path), path.parent

@@ -1,4 +1,4 @@
-"""Names of the inputs, results, weights and open sizes of an exported model."""
+"""Names of the inputs, results, weights and dynamic sizes of an exported model."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def tensor_names(key: str, value: Value) -> Iterator[str]:
 
 
 def name_all(model: onnx_ir.Model, graph: ArchGraph, sizes: Mapping[str, str]) -> None:
-    """Set the names of inputs, results, weights and open sizes.
+    """Set the names of inputs, results, weights and dynamic sizes.
 
     A result that is also an input, a weight or another result is copied first, so that both can
     have their own name.
@@ -36,7 +36,7 @@ def name_all(model: onnx_ir.Model, graph: ArchGraph, sizes: Mapping[str, str]) -
     Args:
         model: The result of PyTorch's exporter.
         graph: The exported graph, for evaluation.
-        sizes: Dict from the exporter's symbol of an open size to the name of the size.
+        sizes: Dict from the exporter's symbol of a dynamic size to the name of the size.
     """
     _sizes(model, sizes)
     _weights(model, graph)

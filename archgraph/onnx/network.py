@@ -68,9 +68,11 @@ class OnnxModule(OnnxPart):
 
     Attributes:
         inputs: Names of the file's inputs, in the order of ``forward``'s arguments.
-        steps: The nodes, without nodes that are folded, fused or unused.
+        steps: The nodes to compute. Constant and unused nodes are removed, and decomposed operators
+            are fused.
         known: Dict from name to constant, as NumPy arrays.
-        leaves: Dict from the name of each other tensor to the path of its parameter or buffer.
+        leaves: Dict from the name of each tensor that is not in ``known`` to the path of its
+            parameter or buffer.
     """
 
     def __init__(self, proto: onnx.ModelProto, folder: Path, where: str) -> None:

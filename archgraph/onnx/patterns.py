@@ -4,8 +4,9 @@ A variable of a pattern has one of three kinds:
 
 - ``tensor`` matches a tensor of the file and returns its name.
 - ``number`` matches a constant with one element and returns the number.
-- ``derived`` also matches a value that only depends on shapes and constants. If it is not known
-  yet, its name is returned. It may have several elements, which the operator must check.
+- ``derived`` also matches a value that only depends on shapes and constants. If the value is not
+  known yet, its name is returned. The value may have several elements; the operator must check
+  this.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class OnnxReader(PatternReader[OnnxSetting, OnnxStep]):
         return operands, options, {step.outputs[0]: step}
 
     def admitted(self, kind: str, operand: OnnxSetting) -> OnnxSetting:
-        """Return the value of a variable; None if the operand does not match its kind."""
+        """Return the value of a variable of some kind; None if the operand does not match it."""
         if kind == "tensor":
             return operand if operand in self.stored else None
         number = self.number(operand)

@@ -28,8 +28,8 @@ def read_onnx(
 
     Args:
         path: The file. If :func:`archgraph.export` wrote it, the same graph is restored.
-        sizes: Dict from the name of an open dimension to a number. For files of other programs,
-            also from the name of a fixed dimension to ``"open"``.
+        sizes: Dict from the name of a dynamic dimension to a number, which fixes the size. For
+            files of other programs, a fixed dimension becomes dynamic with the value ``"open"``.
 
     Raises:
         SpecError: If the file cannot be read. The error names the node or dimension.

@@ -24,10 +24,10 @@ class Branch:
 
     Attributes:
         block: The block.
-        merge: The addition.
-        value: The branch's value in the arguments of the addition. It is a ``Mode``, with different
-            values for training and evaluation, if training drops the branch at random.
-        node: Operator that computes this value in evaluation.
+        merge: Operator that adds the branch to the shortcut.
+        value: The argument of ``merge`` that contains the branch. A ``Mode`` (one value for
+            training and one for evaluation) if training drops the branch at random.
+        node: Operator that computes the branch in evaluation.
         path: Name for a new parameter or module on the branch.
     """
 
@@ -71,14 +71,14 @@ def on_branches(
     Args:
         graph: The architecture.
         blocks: Residual blocks of the architecture.
-        name: Name for the new parameter or module of each branch, inside its block.
+        name: Name for the new parameter or module of each branch, inside the branch's block.
         make: Function from a branch to its new operators and parameters.
-        zero: Function that returns True for the name of a new parameter that starts at zero.
+        zero: Function that returns whether the new parameter with a given name starts at zero.
         allow_nothing: If True, accept an empty ``blocks``.
 
     Raises:
-        RewriteError: If a block is not residual; if it already has a parameter with the name of a
-            new one; if ``blocks`` is empty and ``allow_nothing`` is False.
+        RewriteError: If a block is not residual; if a block already has a parameter with the name
+            of a new parameter; if ``blocks`` is empty and ``allow_nothing`` is False.
     """
     if not blocks and allow_nothing:
         return Rewritten.identity(graph)
@@ -134,6 +134,6 @@ def _branches(graph: ArchGraph, block: Block, name: str) -> Iterator[Branch]:
 
 
 def is_branch_leaf(leaf: str, name: str) -> bool:
-    """Return whether :func:`on_branches` added this leaf when it was called with ``name``."""
+    """Return whether :func:`on_branches` added this parameter when it was called with ``name``."""
     last = leaf.rpartition(".")[2]
     return last == name or last.removeprefix(f"{name}_").isdecimal()

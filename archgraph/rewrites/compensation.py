@@ -32,10 +32,10 @@ Factors = dict[tuple[str, int], Vector]
 
 
 def compensation(copies: Copies) -> tuple[Factors, dict[str, str]]:
-    """Return factors that undo the effect of copies, and the axes for which there are none.
+    """Return factors that undo the effect of copies, and the axes that cannot be compensated.
 
-    The first dict maps leaf and dimension to one factor per new position. The second dict maps each
-    axis without factors to the reason.
+    The first dict maps the name of a parameter, buffer or constant and a dimension to one factor
+    per new position. The second dict maps each axis that cannot be compensated to the reason.
     """
     solved = copies.solved
     work = _Compensation(copies)

@@ -1,4 +1,4 @@
-"""Copied positions: the source of each copy, and the fraction of the total that each copy gets."""
+"""Choose and record which old position each new position (index) of a wider axis copies."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from archgraph.states.dimension_map import Vector
 
 
 def drawn(name: str, size: int, wide: int, seed: int) -> npt.NDArray[np.int64]:
-    """Return the old position of each of the ``wide`` new positions of an axis.
+    """For each of the ``wide`` new positions of an axis, return the old position that it copies.
 
-    The first positions are the old ones. The others are random copies, or cyclic copies if ``wide``
-    is a multiple of ``size``.
+    The first ``size`` positions stay. The others copy random old positions, or all old positions in
+    turn if ``wide`` is a multiple of ``size``.
 
     >>> drawn("fc.out", 2, 6, 0), drawn("fc.out", 4, 4, 0)
     (array([0, 1, 0, 1, 0, 1]), array([0, 1, 2, 3]))
@@ -39,10 +39,10 @@ def drawn(name: str, size: int, wide: int, seed: int) -> npt.NDArray[np.int64]:
 def copied_positions(
     sizes: Mapping[Axis, int], positions: Mapping[Axis, npt.NDArray[np.int64]], seed: int
 ) -> dict[str, npt.NDArray[np.int64]]:
-    """Return a dict from each changed axis to the old position of each new position.
+    """Return a dict from each changed axis to the old position that each new position copies.
 
-    An axis in ``positions`` copies these old positions. An axis in ``sizes`` alone copies the
-    positions that :func:`drawn` returns.
+    ``positions`` lists the old positions for some axes. For axes that are only in ``sizes``,
+    :func:`drawn` chooses the old positions.
     """
     sources = {axis: drawn(axis.name, axis.size, size, seed) for axis, size in sizes.items()}
     sources.update(positions)
@@ -50,9 +50,9 @@ def copied_positions(
 
 
 def equal_parts(index: npt.NDArray[np.int64]) -> Vector:
-    """Return 1 / (number of copies of its position) for each new position.
+    """For each new position, return 1 / (number of copies of the same old position).
 
-    The fractions of all copies of one position add up to exactly 1.
+    For each old position, the values of all copies add up to exactly 1.
 
     >>> equal_parts(np.array([0, 1, 0]))
     array([0.5, 1. , 0.5])
@@ -67,11 +67,11 @@ def equal_parts(index: npt.NDArray[np.int64]) -> Vector:
 
 @dataclass(frozen=True)
 class Copies:
-    """An architecture and the copies of its positions.
+    """An architecture, and the old positions that the new positions of its axes copy.
 
     Attributes:
         graph: The architecture before the copies.
-        index: Dict from axis name to the old position of each new position.
+        index: Dict from axis name to the old position that each new position copies.
     """
 
     graph: ArchGraph
@@ -92,17 +92,17 @@ class Copies:
         return {name: equal_parts(index) for name, index in self.index.items()}
 
     def axes_in(self, layout: Layout) -> set[str]:
-        """Return the axes with copies that a layout contains."""
+        """Return the axes with copied positions on which the size of a dimension depends."""
         return {axis.name for axis in axis_refs(layout) if axis.name in self.index}
 
     def positions(self, layout: Layout) -> npt.NDArray[np.int64]:
-        """Return the old position of each new position of a layout."""
+        """Return the old position that each new position of a dimension copies."""
         return positions(layout, self.index)
 
     def parts(self, layout: Layout, axes: Collection[str] | None = None) -> Vector:
-        """Return 1 / (number of copies) for each new position of a layout.
+        """For each new position of a dimension, return 1 / (number of copies of the same old one).
 
-        Counts only copies along ``axes``. Default: along all axes.
+        Only copies along ``axes`` are counted. Default: along all axes.
         """
         share = self._share
         if axes is not None:
@@ -110,6 +110,6 @@ class Copies:
         return position_shares(layout, self.index, share)
 
     def only_user(self, node: Node, leaf: str) -> bool:
-        """Return whether an operator is the only user of a leaf, and uses it once."""
+        """Return whether a parameter or buffer is only used by this operator, and only once."""
         uses = [*node.operands()].count(Leaf(leaf))
         return uses == 1 and self.graph.leaf_users[leaf] == (node.name,)

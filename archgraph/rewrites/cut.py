@@ -18,8 +18,9 @@ def cut_axes(graph: ArchGraph, selection: Kept, solved: Axes | None = None) -> R
         graph: The architecture.
         selection: Dict from axis name to the positions to keep. A position may be repeated. Axes
             that are not in the dict are not cut.
-        solved: The axes to which ``selection`` refers, if they are those of another graph with the
-            same operators (before a block was bypassed). Default: the axes of ``graph``.
+        solved: The axes to which ``selection`` refers. They may be the axes of another graph with
+            the same operators (``graph`` before a block was bypassed). Default: the axes of
+            ``graph``.
 
     Returns:
         The graph with every size and constant recomputed, and the transfer that selects positions.

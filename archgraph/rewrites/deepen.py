@@ -33,7 +33,7 @@ def deepen(
     A new block has the same layers as the section's last block. In a residual block, the last layer
     of every branch starts at zero. (If it is a recurrent layer, all of its weights start at zero.)
     In a block without shortcut, each layer starts as the identity, with ones on the diagonal of its
-    matrix or at the kernel's centre. Its activation must be idempotent, such as ReLU.
+    matrix or at the kernel's centre. The block's activation must be idempotent, such as ReLU.
 
     If no block of the section can be repeated, the new block is copied from ``like``. This requires
     that the graph is ``like`` without some of its blocks.

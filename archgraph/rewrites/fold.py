@@ -36,8 +36,8 @@ from archgraph.states import State
 def fold(graph: ArchGraph, state: State) -> Traced:
     """Merge low-rank adapters and step sizes into the weights and remove them from the network.
 
-    The function in evaluation does not change. The result has the parameter names of the traced
-    model, so that its class loads the state with ``strict=True``. Factors that apply only in
+    The network's function in evaluation does not change. The result has the parameter names of the
+    traced model, so that its class loads the state with ``strict=True``. Factors that apply only in
     training (HeteroFL's scaler) are removed. Bottleneck adapters are not linear maps and remain.
 
     Args:

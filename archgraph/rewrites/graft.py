@@ -26,14 +26,14 @@ def graft(
     like: GraphLike | None = None,
     verify: bool = False,
 ) -> Rewritten:
-    """Add copies of blocks to sections: of the last block, or of blocks in a chosen order.
+    """Add copies of the last block, or of blocks in a chosen order, to sections.
 
     If blocks alternate (attention, feed-forward), so do the copies. A copy has the weights of its
     original.
 
     An order is a list of block numbers, counted from 0. For example, ``[0, 1, 2, 1, 2, 3]`` is
-    depth up-scaling of four blocks (SOLAR with m = 1): the four blocks twice, without the last
-    block of the first time and the first block of the second time.
+    depth up-scaling of four blocks (SOLAR with m = 1): the four blocks occur twice, the first time
+    without the last block, the second time without the first block.
 
     Args:
         graph: The architecture.

@@ -1,4 +1,4 @@
-"""Helpers of rewrites: fresh names, name patterns, replacements, channels, and new leaves."""
+"""Helpers of rewrites: unused names, name patterns, replacements, channels, new parameters."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def fresh(used: set[str], stem: str) -> str:
 
 
 def with_leaves(graph: ArchGraph, added: Iterable[tuple[str, Param]]) -> tuple[Param, ...]:
-    """Return the leaves of a graph and the new leaves in their final order.
+    """Return the leaves (parameters, buffers, constants) of a graph with new leaves inserted.
 
     Args:
         graph: The graph.
-        added: Pairs of the name of an existing leaf and the new leaf to insert after it. If the
-            name is empty, the new leaf is appended at the end.
+        added: Pairs of the name of an existing leaf and the new leaf to insert after the existing
+            leaf. If the name is empty, the new leaf is appended at the end.
     """
     behind: dict[str, list[Param]] = {}
     for previous, param in added:
@@ -44,7 +44,7 @@ def with_leaves(graph: ArchGraph, added: Iterable[tuple[str, Param]]) -> tuple[P
 
 
 def last_leaf(graph: ArchGraph, block: Block) -> str:
-    """Return the last leaf of a block in the order of the state dict; empty if it has none."""
+    """Return the block's last parameter or buffer in the state dict; empty if there is none."""
     used = {leaf for n in block.nodes for leaf in graph.node[n].leaves()}
     return next((p.name for p in reversed(graph.params) if p.name in used), "")
 
@@ -55,7 +55,7 @@ def initialised(graph: ArchGraph, new: ArchGraph, zero: Collection[str] = ()) ->
     Args:
         graph: The architecture before the change.
         new: The architecture after the change.
-        zero: Names of new leaves that start at zero instead.
+        zero: Names of new parameters that start at zero instead.
     """
     after = renumber(new)
     entries = {
@@ -87,8 +87,9 @@ def _start(graph: ArchGraph, slot: Slot, zero: bool) -> Entry:
 def channels(graph: ArchGraph, node: Node, where: str) -> tuple[int, int]:
     """Return the channel dimension of a result, and its size.
 
-    The channel dimension is the one whose size is also a size of parameters. If there is not
-    exactly one, it is the last of up to three dimensions, or the second of more than three.
+    The channel dimension is the dimension whose size also occurs in the shapes of parameters. If
+    several or no dimensions qualify, the channel dimension is the second of more than three
+    dimensions, and otherwise the last.
 
     Raises:
         RewriteError: If the number of channels depends on the batch, or if there are no channels.
@@ -115,12 +116,12 @@ def in_both_modes(value: Value, change: Callable[[Value], Value]) -> Value:
 
 
 def operands_in(graph: ArchGraph) -> Callable[[str], Iterable[str]]:
-    """Return a function from an operator's name to the results that it uses."""
+    """Return a function from an operator's name to the results that the operator uses."""
     return lambda name: graph.node[name].uses()
 
 
 def following(stands_in: Mapping[str, Value]) -> Callable[[Value], Value]:
-    """Return a function that replaces results, even if a replacement is itself replaced."""
+    """Return a function that replaces a result, following replacements of replacements."""
 
     def follow(value: Value) -> Value:
         while isinstance(value, Ref) and value.name in stands_in:
@@ -148,7 +149,7 @@ def matching(patterns: str | Iterable[str], names: Mapping[str, str], problem: s
 
 
 def unused_leaves(graph: ArchGraph) -> dict[str, set[str]]:
-    """Return a dict from each unused, never updated leaf to the used leaves of its module."""
+    """Return a dict from each unused parameter or buffer to the used ones in its module."""
     assigned = {buffer for buffer, _ in graph.updates}
     modules: dict[str, set[str]] = {}
     for param in graph.params:
@@ -162,7 +163,7 @@ def unused_leaves(graph: ArchGraph) -> dict[str, set[str]]:
 
 
 def tidied(before: ArchGraph, after: ArchGraph) -> ArchGraph:
-    """Remove unused leaves (counters) of modules of which all used leaves were removed."""
+    """Remove unused buffers (such as counters) of modules whose used tensors were all removed."""
     # An unused leaf outside any module remains, because checkpoints contain it.
     gone = {
         name

@@ -89,7 +89,7 @@ def in_float64(graph: ArchGraph) -> ArchGraph:
 def random_state(
     graph: ArchGraph, seed: int = 0, *, positive: bool = False
 ) -> dict[str, torch.Tensor]:
-    """Draw float64 weights of natural scale without zeros, so that no law holds by accident.
+    """Draw float64 weights of typical scale without zeros, so that no law holds by accident.
 
     Args:
         graph: The architecture.
@@ -287,8 +287,8 @@ def mask_equals_take(
     """Check the law mask ≡ take: a cut network equals the original with zeros at dropped positions.
 
     A norm, softmax or reduction over an axis also counts zeros, so the law does not hold for such
-    axes. The comparison leaves these axes uncut. With them cut, it only checks that the network
-    runs and that its output depends on its input.
+    axes. The comparison leaves these axes uncut. For the network in which they are cut, the
+    function only checks that the network runs and that its output depends on its input.
 
     Returns:
         The largest relative difference.
@@ -342,15 +342,15 @@ def check_law(
     1. Check that no tensor of the rewritten network is empty.
     2. Draw random weights and inputs, and compare the two networks in evaluation, with the traced
        example's dynamic sizes and with other sizes.
-    3. Check that every output depends on the input, unless it does not in the original either.
-       Otherwise repeat with positive weights, because ReLUs may have returned only zeros. If the
-       output still does not depend on the input, raise an error.
+    3. Check that every output depends on the input if it does in the original. If an output does
+       not, repeat the check with positive weights, because ReLUs may have returned only zeros. If
+       the output still does not depend on the input, raise an error.
 
     Args:
         graph: The original.
         rewritten: The rewritten network, with the same number of outputs.
         reference: Function from the original and its state to the network to compare with. If None,
-            nothing is compared, and only 1 and 3 are checked.
+            step 2 does not compare anything.
         message: Error message if the results differ.
         tolerance: Largest allowed difference.
         seed: Seed of the weights and the inputs.
@@ -398,7 +398,7 @@ def refuse_empty(before: ArchGraph, after: ArchGraph) -> None:
     """Check that a rewrite made no parameter and no result empty.
 
     Raises:
-        RewriteError: If one is empty. The message names the first.
+        RewriteError: If a parameter or result is empty. The message names the first one.
     """
     nonempty = {p.name for p in before.params if 0 not in p.shape}
     empty: list[tuple[str, TensorType]] = [

@@ -18,7 +18,7 @@ from archgraph.rewrites.splice import Renaming, Splice, names_in_use, plan_of
 
 
 def repeatable_blocks(graph: ArchGraph, section: Section, end: str) -> list[Block]:
-    """Return the blocks of a section that can be inserted again after the node ``end``.
+    """Return the blocks of a section whose copies can be inserted after the node ``end``.
 
     Raises:
         RewriteError: If no block can be inserted.
@@ -190,7 +190,7 @@ def _are_items(graph: ArchGraph, module: Path, leaf_names: Sequence[str]) -> boo
 def line_up(
     splice: Splice, section: Section, depth: int, like: ArchGraph, model: Structure
 ) -> list[str]:
-    """Insert copies with the names of blocks of ``like``; return the section's block names."""
+    """Insert copies, named like the blocks of ``like``; return the section's block names."""
     try:
         target = model.section(section.name)
     except GraphError as error:

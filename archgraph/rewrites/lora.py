@@ -51,7 +51,7 @@ def add_lora(
         where: Names or patterns of layers or of their weights (``*.query``). Default: every linear
             layer and convolution that can have an adapter. To adapt an embedding, give its full
             name.
-        alpha: Numerator of the scale. Default: the value for which the scale is 1.
+        alpha: Numerator of the scale. Default: the value that makes the scale 1.
         scaling: The scale ``s``: ``alpha / rank``, or ``alpha / √rank`` (``rsqrt``). A client with
             a smaller rank keeps this scale.
         allow_nothing: If True, return a model without such layers unchanged.

@@ -1,9 +1,9 @@
 """Apply factors to layers whose results are reordered or split before they are used.
 
 For example, one layer computes packed queries, keys and values, but only the queries must be
-divided. To find their channels, the layer's channels are numbered, and the operators between layer
-and operand are run on these numbers. The number at each position of the operand is the channel to
-divide.
+divided. To find the channels of the queries, the layer's channels are numbered, and the operators
+between the layer and the queries are run on these numbers. The number at each position of the
+queries is then the channel to divide.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ class MovedFactors:
     """Factors for layers whose results are moved before an operator uses them.
 
     Attributes:
-        factors: Dict from leaf and dimension to one factor per new position.
+        factors: Dict from the name of a parameter and a dimension to one factor per new position
+            (index along this dimension).
     """
 
     def __init__(self, copies: Copies, axes: set[str]) -> None:
@@ -60,7 +61,7 @@ class MovedFactors:
         self._arrived: dict[str, tuple[torch.Tensor, set[int]]] = {}
 
     def divide(self, start: str, dim: int) -> None:
-        """Divide the channels of a layer whose values are in an operand.
+        """Divide the channels of the layer whose values an operand contains.
 
         1. Number the channels of the layer, and run the operators on the numbers.
         2. Each position of the operand along ``dim`` then contains a channel's number. This channel

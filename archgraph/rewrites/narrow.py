@@ -1,4 +1,4 @@
-"""Narrow axes: keep the first positions and merge the removed ones into them (FedADP)."""
+"""Narrow axes, and add the removed weights to the kept weights (FedADP)."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ def narrow(
     seed: int = 0,
     allow_nothing: bool = False,
 ) -> Rewritten:
-    """Keep the first positions (indices) of axes, and add the removed weights to the kept ones.
+    """Keep the first positions (indices) of axes, and add the removed weights to the kept weights.
 
     Args:
         graph: The wide architecture.
         shares: One fraction in (0, 1] for every width, or a dict from axis to fraction, as in
             :func:`take`.
         sizes: Dict from axis to the number of positions to keep.
-        mode: With ``paper``, where an axis is summed over, the sum of the removed weights is added
-            to the kept weights in equal parts (FedADP, Algorithm 3). ``net2net`` is the inverse of
-            :func:`widen` with the same seed: each copy is merged with its original. Where ``widen``
-            divides weights, copy and original are summed; elsewhere, they are averaged.
+        mode: ``paper`` adds the sum of the removed weights to the kept weights in equal parts,
+            where an operator sums over the axis (FedADP, Algorithm 3). ``net2net`` is the inverse
+            of :func:`widen` with the same seed: each copy is merged with its original. Where
+            ``widen`` divides weights, copy and original are summed; elsewhere, they are averaged.
         seed: Seed with which :func:`widen` chooses copies, for ``net2net``.
         allow_nothing: If True, accept fractions that change nothing, as in :func:`take`.
 

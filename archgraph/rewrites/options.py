@@ -1,6 +1,6 @@
 """Types of the options of rewrites, in files and as keywords.
 
-The most common option has a short form: ``take: 0.5`` for ``take: {shares: 0.5}``, and
+The most common option of a rewrite has a short form: ``take: 0.5`` for ``take: {shares: 0.5}``, and
 ``skip: layer2.1`` for ``skip: {blocks: [layer2.1]}``. In the long form, options have the names of
 the function's arguments.
 """
@@ -96,7 +96,10 @@ class SkipOptions(Base):
 
 
 class NarrowOptions(Base):
-    """Options of ``narrow``. Keys are axis names, roles or patterns. Sizes override shares."""
+    """Options of ``narrow``. Keys are axis names, roles or patterns.
+
+    If an axis has both a fraction in ``shares`` and a size, the size is used.
+    """
 
     shares: ShareChoice = Field(
         default={},
@@ -112,7 +115,10 @@ class NarrowOptions(Base):
 
 
 class TakeOptions(NarrowOptions):
-    """Options of ``take``. Keys are axis names, roles or patterns. Positions override sizes."""
+    """Options of ``take``. Keys are axis names, roles or patterns.
+
+    If an axis has both a size and a list of positions (indices), the list is used.
+    """
 
     positions: PositionChoice = Field(
         default={},
@@ -130,7 +136,10 @@ class TakeOptions(NarrowOptions):
 
 
 class WidenOptions(Base):
-    """Options of ``widen``. Keys are axis names, roles or patterns. Positions override sizes."""
+    """Options of ``widen``. Keys are axis names, roles or patterns.
+
+    If an axis has both a size and a list of positions (indices), the list is used.
+    """
 
     factors: FactorChoice = Field(
         default={},
@@ -302,7 +311,7 @@ OrderBySection = dict[str, Count | tuple[Annotated[int, Field(ge=0)], ...]]
 
 
 class UnreadSteps(tuple[Json, ...]):
-    """Steps (layers in a model file), which are parsed when their input is known."""
+    """A list of layers, as in a model file, that is parsed once the layers' input is known."""
 
     __slots__ = ()
 

@@ -201,7 +201,7 @@ def rewrite_rows() -> Mapping[str, RewriteRow]:
     """Return a dict from name to rewrite, in the order in which several rewrites run.
 
     Rewrites of other packages, sorted by name, run after those of archgraph and before
-    ``train_only``, whose patterns may match parameters that they add.
+    ``train_only``, so that patterns in ``train_only`` can match parameters that other packages add.
 
     Raises:
         SpecError: If two packages provide rewrites with the same name.

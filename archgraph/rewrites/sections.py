@@ -19,7 +19,7 @@ def integer_depths(depths: Mapping[str, int]) -> dict[str, int]:
     """Check the depths of sections, and return them as a dict.
 
     Raises:
-        RewriteError: If they are not a dict from name to integer.
+        RewriteError: If the depths are not a dict from name to integer.
     """
     if not isinstance(depths, Mapping):
         raise RewriteError("depths must map sections to numbers", found=repr(depths))
@@ -32,10 +32,10 @@ def integer_depths(depths: Mapping[str, int]) -> dict[str, int]:
 def with_sections(
     rewritten: Rewritten, before: ArchGraph, parts: Structure, names: SectionBlocks
 ) -> Rewritten:
-    """Return the rewrite, with the sections of the original written into its graph if necessary.
+    """Return the rewrite; if necessary, store the original's sections in the new graph.
 
-    Removing blocks can remove what the analysis recognises a section by, such as the last residual
-    block or the repetition of a layer. Then the analysis would find other sections.
+    This is necessary if the analysis would find other sections in the new graph, for example
+    because the last residual block of a section was removed.
     """
     if before.sections:
         requested = _requested(dict(before.sections), names)

@@ -1,7 +1,7 @@
 """Remove the effect of blocks without removing the blocks, to check :func:`archgraph.skip`.
 
-The addition of a branch is found from the layers of a block, not from the block's boundaries in the
-analysis. So the check also detects wrong boundaries.
+The additions of a block's branches are found from the block's layers, not from the boundaries that
+the analysis found. Therefore, the check also detects wrong boundaries.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from archgraph.rewrites.insert import following, fresh, operands_in
 def silenced(graph: ArchGraph, blocks: Iterable[tuple[Block, bool]]) -> ArchGraph:
     """Return the graph for evaluation, changed so that some blocks have no effect.
 
-    1. An addition adds the branch of a block if two conditions hold. All layers that only one of
-       its operands depends on belong to the block. The other operand is computed from an input of
-       these layers, without passing through them. Then the first operand is multiplied by zero.
-    2. An elementwise operator of the block that combines the block's input with a value or
-       parameter from outside the block remains.
-    3. The block's other operators outside branches (a norm, a linear layer) become the identity.
-       Operators that only move values (a partition into windows) remain.
+    1. Multiply the block's branches by zero. An operand of an addition is such a branch if all
+       layers on which only this operand depends belong to the block, and if the other operand is
+       computed from an input of these layers without passing through them.
+    2. Keep elementwise operators of the block that combine the block's input with a value or
+       parameter from outside the block.
+    3. Replace the block's other operators outside branches (a norm, a linear layer) by the
+       identity. Keep operators that only move values (a partition into windows).
 
     Args:
         graph: The graph.
         blocks: Pairs of a block and a flag. If the flag is True, the projection shortcut of the
-            block remains, and 2 and 3 do not apply.
+            block remains, and steps 2 and 3 are omitted.
     """
     graph = specialise(graph, training=False)
     zero: list[Summand] = []

@@ -35,8 +35,8 @@ def skip(
     """Remove blocks: the input of each block replaces its output.
 
     A dense block (DenseNet) concatenates new features to its input. Its new features are removed,
-    and all layers that read them become narrower. The features of its input are kept, including
-    operations of the block on them (a ReLU).
+    and all layers that read them become narrower. The features of its input are kept, together with
+    operations of the block on these features (such as a ReLU).
 
     Args:
         graph: The architecture.
@@ -46,8 +46,8 @@ def skip(
         keep_projection: If True, keep the projection shortcuts of all removed blocks. Then blocks
             that change the shape can be removed as well (NeFL).
         verify: Check that the result computes the same as the original network with the residual
-            branches of these blocks multiplied by zero, and their other layers replaced by the
-            identity (three forward passes in float64).
+            branches of these blocks multiplied by zero, and the other layers of these blocks
+            replaced by the identity (three forward passes in float64).
 
     Raises:
         RewriteError: If a block cannot be removed. The message gives the reason.

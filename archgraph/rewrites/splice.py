@@ -1,4 +1,4 @@
-"""Insert copies of blocks into a graph, and record from which leaf each new leaf is copied."""
+"""Insert copies of blocks into a graph, and record the source of each new parameter."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Renaming:
-    """New names for the leaves of a copied block, and new module paths for its operators."""
+    """New names for the parameters of a copied block, and new module paths for its operators."""
 
     leaves: Mapping[str, str]
     scope: Callable[[Node], str]
 
     def change(self, names: Mapping[str, str]) -> Callable[[Value], Value]:
-        """Return a function that renames the leaves and operators in a value."""
+        """Return a function that renames the parameters and operators in a value."""
 
         def changed(value: Value) -> Value:
             match value:
@@ -46,7 +46,7 @@ class Renaming:
     def copy(
         self, graph: ArchGraph, nodes: Iterable[Node], updates: Updates, names: Mapping[str, str]
     ) -> tuple[list[Node], list[Param], list[tuple[str, Value]]]:
-        """Return operators, leaves and updates of a graph under their new names."""
+        """Return operators, parameters and updates of buffers under their new names."""
         change = self.change(names)
         params = (p for p in graph.params if p.name in self.leaves)
         return (
@@ -60,12 +60,12 @@ class Renaming:
 
 
 def names_in_use(graph: ArchGraph) -> set[str]:
-    """Return the names that new leaves and modules cannot use."""
+    """Return the names that new parameters and modules cannot have."""
     return {n for p in graph.params for n in (p.name, *p.aliases)} | {n.scope for n in graph.nodes}
 
 
 def behind(graph: ArchGraph, spot: str, nodes: Sequence[Node], end: str) -> ArchGraph:
-    """Insert operators after the result ``spot``, whose users then use ``end`` instead."""
+    """Insert operators after the result ``spot``; users of ``spot`` then use ``end`` instead."""
     new = graph.mapped(lambda value: Ref(end) if value == Ref(spot) else value)
     at = next(i for i, n in enumerate(new.nodes) if n.name == spot) + 1
     # Updates of buffers stay with the original operators: a copy has its own updates.
@@ -82,7 +82,7 @@ class _Spot:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The operators, leaves and buffer updates of a block that each copy of the block gets."""
+    """The operators, parameters and buffer updates that each copy of a block repeats."""
 
     nodes: tuple[str, ...]
     leaves: tuple[str, ...]
@@ -96,7 +96,7 @@ class Splice:
     Attributes:
         graph: The graph before any insertion.
         extended: The graph with the copies so far.
-        source: Dict from each new leaf to the leaf from which it is initialised.
+        source: Dict from each new parameter or buffer to the one from which it is initialised.
         blocks: The new blocks.
     """
 
@@ -108,14 +108,14 @@ class Splice:
         self.extended = self.graph
 
     def spot(self, block: Block) -> _Spot:
-        """Return the position after a block of the original graph."""
+        """Return the insertion point after a block of the original graph."""
         used = (leaf for n in block.nodes for leaf in self.graph.node[n].leaves())
         return _Spot(block.exit, frozenset(used))
 
     def insert(self, block: Block, spot: _Spot, renaming: Renaming, called: str) -> _Spot:
-        """Insert a copy of a block at a position; return the position after the copy.
+        """Insert a copy of a block; return the insertion point after the copy.
 
-        Operators that used the value at the position then use the result of the copy.
+        Operators that used the value at ``spot`` then use the result of the copy.
         """
         plan, leaf = plan_of(self.graph, block), renaming.leaves
         # Temporary names until renumbering, since the same block may be copied several times.
@@ -139,7 +139,8 @@ class Splice:
     def rewritten(self, like: ArchGraph | None) -> tuple[Rewritten, tuple[Block, ...]]:
         """Return the rewrite and the new blocks.
 
-        If ``like`` has all leaves of the result, the leaves are sorted as in ``like``.
+        If ``like`` has all parameters and buffers of the result, the result has the order of
+        ``like``.
         """
         graph = self.extended
         if like is not None and all(p.name in like.param for p in graph.params):
@@ -184,11 +185,11 @@ def _renamed(block: Block, names: Mapping[str, str]) -> Block:
 
 @per_graph
 def plan_of(graph: ArchGraph, block: Block) -> Plan:
-    """Return the operators, buffer updates and leaves that a copy of a block gets.
+    """Return the operators, buffer updates and parameters that a copy of a block repeats.
 
     1. The operators that compute the block's result (:func:`_copied`).
     2. The updates of the block's buffers, and the operators that compute them.
-    3. The leaves that only these operators use.
+    3. The parameters, buffers and constants that only these operators use.
     """
     members = {n for n in block.nodes if graph.node[n].op != "input"}
     copied = _copied(graph, block, members)  # 1

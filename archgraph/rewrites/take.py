@@ -35,9 +35,9 @@ def take(
         graph: The wide architecture.
         shares: One fraction in (0, 1] for every width, or a dict from axis name, role or pattern to
             fraction. Each axis keeps its first ``ceil(fraction · size)`` positions. If the size of
-            a dimension is a product of axes, only one of them is cut: the number of heads, but not
-            the width of each; the width of each group, but not the number of groups
-            (:meth:`archgraph.analysis.axes.Axes.independent`).
+            a dimension is a product of axes, only one of these axes is cut. For example, the number
+            of heads is cut, but not the width of each head. The width of each group is cut, but not
+            the number of groups (:meth:`archgraph.analysis.axes.Axes.independent`).
         sizes: Dict from axis name, role or pattern to the number of positions to keep, counted from
             the first.
         positions: Dict from axis name, role or pattern to the positions to keep, in their new
@@ -47,14 +47,14 @@ def take(
             cut, the positions with the highest scores are kept instead of the first.
         rounding: ``ceil`` (HeteroFL, NeFL) or ``floor`` (ScaleFL, RecipFL's small nets).
         allow_nothing: If True, accept fractions that change no size, because every axis is pinned
-            or because rounding restores its size.
+            (cannot be cut) or because rounding restores the old size.
         verify: Check that the result computes the same as the original with zeros at all other
             positions (three forward passes in float64). An axis that a norm, softmax or reduction
             spans is excluded from this comparison.
 
     Raises:
-        RewriteError: If the choice is empty or impossible; if fractions below 1 change nothing; if
-            ``importance`` has no scores for an axis that is cut.
+        RewriteError: If nothing is chosen, or if a size or position is impossible; if fractions
+            below 1 change nothing; if ``importance`` has no scores for an axis that is cut.
         AxisError: If an axis does not exist or is pinned. The message gives the reason.
 
     Example:

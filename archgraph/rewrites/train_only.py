@@ -17,9 +17,9 @@ from archgraph.states import Rewritten, Transfer
 def train_only(graph: ArchGraph, patterns: str | Iterable[str]) -> Rewritten:
     """Train some parameters of the architecture and freeze all others.
 
-    The function and the state do not change. In the built module, ``requires_grad`` is True only
-    for the chosen parameters. Buffers are not frozen: in training mode, the running statistics of
-    norm layers are still updated.
+    The network's function and state do not change. In the built module, ``requires_grad`` is True
+    only for the chosen parameters. Buffers are not frozen: in training mode, the running statistics
+    of norm layers are still updated.
 
     Args:
         graph: The architecture.

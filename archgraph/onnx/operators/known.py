@@ -178,14 +178,14 @@ SIZED_BY = {"Slice": (1, None), "ConstantOfShape": (0, 1), "Range": (0, None), "
 
 
 def symbolic(value: object) -> bool:
-    """Return whether a known value contains an open size."""
+    """Return whether a value contains a symbol for a dynamic size."""
     return isinstance(value, np.ndarray) and any(
         isinstance(item, torch.SymInt) for item in value.ravel() if value.dtype == object
     )
 
 
 def known_tensor(value: Known) -> Tensor:
-    """Convert a known value to a tensor; batch sizes remain symbols."""
+    """Convert a NumPy array to a tensor; symbols for batch sizes remain symbols."""
     if symbolic(value):
         return torch.stack(
             [torch.scalar_tensor(item, dtype=torch.int64) for item in value.ravel()]

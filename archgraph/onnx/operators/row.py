@@ -20,7 +20,7 @@ OnnxSetting: TypeAlias = Any
 
 @dataclass(frozen=True)
 class Attributes:
-    """Attributes of a node, with the opset, the number of results and the mode."""
+    """Attributes of a node, with the opset, the number of results and the training mode."""
 
     values: Mapping[str, OnnxSetting]
     opset: int
@@ -28,7 +28,7 @@ class Attributes:
     training: bool = False
 
     def get(self, name: str, default: object = None) -> OnnxSetting:
-        """Return an attribute; the default if it is missing."""
+        """Return an attribute, or the default if the node lacks the attribute."""
         return self.values.get(name, default)
 
     def need(self, name: str) -> OnnxSetting:
@@ -54,7 +54,7 @@ class Attributes:
             )
 
     def results(self, *values: Tensor | None) -> object:
-        """Return the results that the node has, as a tuple, or its single result."""
+        """Return as many results as the node has: a tuple, or a single result."""
         return values[: self.outputs] if self.outputs > 1 else values[0]
 
 
@@ -66,11 +66,11 @@ class OnnxRow:
         compute: Function of attributes and inputs (``None`` for an omitted input) that returns the
             result, or a tuple of results.
         known: Indices of inputs that must be known when the file is read: shapes, axes, bounds.
-        numbers: Whether inputs with one element may be Python numbers.
+        numbers: Whether constant inputs without dimensions may be passed as Python numbers.
         buffers: Indices of inputs that are running statistics.
         zeros: Indices of inputs that are ignored if all their elements are zero. PyTorch's exporter
             writes a bias of zeros for a layer without bias.
-        types: Indices of inputs of which only the dtype is read.
+        types: Indices of inputs of which only the dtype is used.
         since: Oldest opset to which the row applies.
     """
 
@@ -87,7 +87,7 @@ OnnxTable: TypeAlias = dict[str, OnnxRow]
 
 
 def bare(function: Callable[..., object], types: Sequence[int] = ()) -> OnnxRow:
-    """Return the row of an operator without attributes that equals a function of PyTorch."""
+    """Return the row of an operator that has no attributes and equals a PyTorch function."""
     return OnnxRow(lambda at, *inputs: function(*inputs), types=types)
 
 
@@ -108,13 +108,13 @@ def integers(value: Known | Sequence[int] | None) -> list[int]:
 
 
 def axes_of(at: Attributes, value: Known | None) -> list[int] | None:
-    """Return the axes, an input or (in older opsets) an attribute; None if they are omitted."""
+    """Return the axes from the input or, in older opsets, from the attribute; None if omitted."""
     axes = at.get("axes") if value is None else integers(value)
     return None if axes is None else list(axes)
 
 
 def slices_of(at: Attributes, *inputs: Known | None) -> Iterator[tuple[int, slice]]:
-    """Yield each axis and slice of a ``Slice`` of opset 1, where they are attributes."""
+    """Yield each axis and slice of a ``Slice`` node of opset 1, which stores them as attributes."""
     starts, ends, axes, steps = (*inputs, None, None, None, None)[:4]
     first = list(at.need("starts")) if starts is None else integers(starts)
     last = list(at.need("ends")) if ends is None else integers(ends)
@@ -140,7 +140,7 @@ class OnnxStep:
         return f"{self.kind} {self.name}".strip()
 
     def at(self, opset: int, training: bool = False) -> Attributes:
-        """Return the attributes for the row; results at the end without a name do not count."""
+        """Return the attributes for the row; trailing results without a name are not counted."""
         return Attributes(
             self.attributes,
             opset,
@@ -149,5 +149,5 @@ class OnnxStep:
         )
 
     def inputs_at(self, positions: Iterable[int]) -> list[str]:
-        """Return the names of the inputs with some indices; nodes may omit the last inputs."""
+        """Return the names of the inputs with these indices, without omitted trailing inputs."""
         return [self.inputs[i] for i in positions if i < len(self.inputs)]
