@@ -35,7 +35,8 @@ class Controlled:
                     value.grad += work.extras[name] - old[name]  # line 10
 
         metrics = fl.descend(work, dict(module.named_parameters()), loss, revise=correct)
-        # Line 12 is the mean gradient: c_i - c + (x - y_i) / (K η_l), for SGD of any rate.
+        # Line 12 is the mean gradient: c_i - c + (x - y_i) / (K η_l), for SGD of any rate. It is
+        # not with momentum, weight decay or clipping, which change the step but not the gradient.
         new = old | {name: total / metrics["steps"] for name, total in sums.items()}
         sent = {name: c + new[name] - old[name] for name, c in work.extras.items()}  # c + Δc_i
         return fl.Outcome(ag.state_of(module), keep=new, extras=sent, metrics=metrics)
