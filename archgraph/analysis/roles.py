@@ -134,8 +134,8 @@ def with_features(graph: ArchGraph) -> ArchGraph:
 def exits(graph: ArchGraph) -> tuple[str, ...]:
     """Return the names of a network's early exits and its main output, the shallowest first.
 
-    An exit is deeper if it depends on more operators. Among equally deep exits, ``main`` is last.
-    Returns an empty tuple if the outputs have no names.
+    The more operators an exit depends on, the deeper it is. Among equally deep exits, ``main`` is
+    last. If the outputs have no names, the tuple is empty.
 
     Example:
         >>> from torch import nn, zeros

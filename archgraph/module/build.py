@@ -91,10 +91,10 @@ def _blank(graph: ArchGraph, path: str) -> nn.Module:
 def build(graph: ArchGraph, state: State | None = None, *, seed: int = 0) -> ArchModule:
     """Build the ``nn.Module`` that computes a graph.
 
-    The module has ``torch.nn`` layers at the paths of the traced model, so hooks, pruning,
-    parametrisations, adapters and replaced layers work as on that model. Each submodule is in the
-    mode (train or eval) that it had when the model was traced. If the graph was not traced, the
-    module is in train mode.
+    The module has ``torch.nn`` layers at the same paths as the traced model. Hooks, pruning,
+    parametrisations, adapters and the replacement of layers therefore work as on the traced model.
+    Each submodule is in the mode (train or eval) that it had when the model was traced. If the
+    graph does not come from a trace, the module is in train mode.
 
     Args:
         graph: The architecture, or the result of a rewrite.
@@ -105,7 +105,7 @@ def build(graph: ArchGraph, state: State | None = None, *, seed: int = 0) -> Arc
 
     Raises:
         GraphError: If the state lacks a tensor; if a tensor has another shape than in the graph; if
-            the names of a tied tensor have different values.
+            the state contains a tied tensor under several names with different values.
 
     Example:
         >>> from archgraph.capture.trace import trace
@@ -477,7 +477,7 @@ def state_dict(graph: ArchGraph, state: State) -> dict[str, Tensor]:
 
     Raises:
         GraphError: If the state lacks a tensor; if a tensor has another shape than in the graph; if
-            the names of a tied tensor have different values.
+            the state contains a tied tensor under several names with different values.
 
     Example:
         >>> from archgraph.capture.trace import trace
@@ -499,8 +499,8 @@ def load_state(module: nn.Module, state: State) -> None:
     """Copy a state into a built module in place.
 
     Raises:
-        GraphError: If a tensor is missing or has another shape; if the names of a tied tensor have
-            different values. In these cases, nothing is copied.
+        GraphError: If a tensor is missing or has another shape; if the state contains a tied tensor
+            under several names with different values. In these cases, nothing is copied.
     """
     module = _built(module)
     tensors = state_of(module)

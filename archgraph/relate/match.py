@@ -34,19 +34,19 @@ class PositionMatch:
     """Correspondence between the positions of two networks.
 
     Attributes:
-        positions: Dict from axis to an index array, which has for each position of the second
-            network the matching position of the first. A position is an index along an axis, such
-            as a channel.
+        positions: Dict from axis to an array of positions. (A position is an index along an axis,
+            such as a channel.) Item ``i`` of the array is the position of the first network that
+            matches position ``i`` of the second network.
         transfer: Transfer from states of the first network to states of the second. Pass it to
             ``Merger.add`` to average the second network with the first.
-        order: Transfer that reorders the second network like the first. The network with the state
-            ``order.pull(b)`` computes the same function as that with ``b``.
+        order: Transfer that sorts the positions of the second network in the order of the first
+            network. The states ``b`` and ``order.pull(b)`` give the same function.
         before: Cosine similarity of the weights before matching.
         after: Cosine similarity of the weights after matching.
-        by_axis: Dict from axis to the similarities before and after, for the weights with this
-            axis.
-        equal: Whether the second network has exactly the weights of the first, or of a part of the
-            first, in another order.
+        by_axis: Dict from axis to a pair of similarities, before and after matching, of the weights
+            that have this axis.
+        equal: Whether reordering makes the weights of the second network exactly equal to those of
+            the first network, or to a part of the first network.
     """
 
     positions: Mapping[str, Order]
@@ -71,7 +71,7 @@ class PositionMatch:
         return f"<Match: {moved} move; similarity {self.before:.3f} → {self.after:.3f}>"
 
     def table(self) -> Table:
-        """Return a table with the moved positions and the similarity of weights for each axis."""
+        """Return a table with a row per axis: moved positions and similarity of the weights."""
         rows = tuple(
             (
                 name,

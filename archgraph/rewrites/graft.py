@@ -39,8 +39,9 @@ def graft(
         graph: The architecture.
         depths: Dict from section to its new number of blocks, or to an order of blocks. Other
             sections are unchanged.
-        like: An architecture, such as the global model, whose names the new blocks take, so that
-            the result can be merged with it. Default: increase the number in the last block's name.
+        like: An architecture from which the names of the new blocks are taken, such as the global
+            model. The result can then be averaged with this architecture. Default: increase the
+            number in the name of the last block.
         verify: Check that skipping the new blocks restores the graph.
 
     Raises:

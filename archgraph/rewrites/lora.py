@@ -38,23 +38,23 @@ def add_lora(
     allow_nothing: bool = False,
     verify: bool = False,
 ) -> Rewritten:
-    """Add low-rank adapters to layers: ``s · up(down(x))`` is added to the result for ``x`` (LoRA).
+    """Add low-rank adapters (LoRA), which add ``s · up(down(x))`` to a layer's result for ``x``.
 
     The weights of ``up`` start at zero, so the network computes the same function until it is
     trained. The original weights remain trainable; ``train_only="*.lora.*"`` freezes all except the
-    adapters. The rank of each adapter is an axis with role ``rank``. ``take=0.5`` does not cut this
-    axis; ``rank=4`` in :func:`archgraph.rewrite` keeps its first four positions.
+    adapters. The rank of each adapter is an axis with role ``rank``. In :func:`archgraph.rewrite`,
+    ``take=0.5`` does not change the rank, but ``rank=4`` keeps the first four components.
 
     Args:
         graph: The architecture.
         rank: Rank of every adapter.
         where: Names or patterns of layers or of their weights (``*.query``). Default: every linear
-            layer and convolution that can have an adapter. To adapt an embedding, give its full
-            name.
+            layer and convolution that can have an adapter. An embedding gets an adapter only if its
+            full name is passed.
         alpha: Numerator of the scale. Default: the value that makes the scale 1.
         scaling: The scale ``s``: ``alpha / rank``, or ``alpha / √rank`` (``rsqrt``). A client with
             a smaller rank keeps this scale.
-        allow_nothing: If True, return a model without such layers unchanged.
+        allow_nothing: If True, return the model unchanged if no layer can have an adapter.
         verify: Check that the function is the same (three forward passes in float64).
 
     Raises:
