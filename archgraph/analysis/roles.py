@@ -76,7 +76,7 @@ def fixed(graph: ArchGraph) -> Mapping[str, frozenset[str]]:
 @takes_graph
 @per_graph
 def layer_weights(graph: ArchGraph) -> frozenset[str]:
-    """Return the names of the parameters by which layers multiply their inputs.
+    """Return the names of the weights with which layers multiply their inputs.
 
     Parameters of norms and parameters with fewer than two dimensions are not included.
 
@@ -157,10 +157,10 @@ def exits(graph: ArchGraph) -> tuple[str, ...]:
 
 @takes_graph
 def label_rows(graph: ArchGraph, classes: int) -> tuple[str, ...]:
-    """Return the parameters with one row per label: the classifier's, and token embeddings.
+    """Return the names of the parameters with one row per label: classifier and embeddings.
 
-    The first dimension of such a parameter has size ``classes``. It is also a dimension of an
-    output, or it is indexed by integers.
+    The first dimension of these parameters has size ``classes``. It is the dimension of the labels
+    in an output of the model, or the dimension from which an embedding selects rows.
 
     Args:
         graph: The architecture.

@@ -163,31 +163,32 @@ def run(
             graph or the result of ``ag.trace``.
         out: Run folder. Default: the experiment's ``out``; if that is not set, nothing is written.
         resume: Resume the run in the folder from its last checkpoint. If the run stopped before its
-            folder was complete, start again.
+            first checkpoint was complete, start the run from the beginning.
         resume_from: Resume the run after this round, and remove later rounds.
         overwrite: Replace the run in the folder, once the new run is ready to start.
         data_root: Folder of the data. Default: ``data.root`` in the experiment, or else the
             environment variable ``ARCHGRAPH_DATA``.
-        data: Data to use instead of the experiment's ``data``. It is either a pair ``(train,
-            test)``, where each is a torch dataset or a pair ``(inputs, targets)`` of tensors, and
-            ``train`` may also be a mapping from clients to such data (see
-            :func:`archgraph.data.dataset_of`). Or it is ``{"huggingface": dataset, …}`` with a
-            Dataset or DatasetDict, and the keys ``inputs`` or ``text``, and ``target``, as in a
-            file.
+        data: Data to use instead of the experiment's ``data``. The first form is a pair ``(train,
+            test)``. Each of the two is a torch dataset or a pair of tensors ``(inputs, targets)``.
+            ``train`` may also be a dict from client to a torch dataset or a pair of tensors (see
+            :func:`archgraph.data.dataset_of`). The second form is ``{"huggingface": dataset, …}``
+            with a Dataset or DatasetDict. Its further keys are ``target``, and ``inputs`` or
+            ``text``, as in a file.
         progress: Write a line per round to standard error.
-        python: Consent to run the Python code that the experiment, its data and its models name.
-        trackers: Trackers that get the metrics of every round, in addition to the experiment's
-            trackers. Each is a name, a name with options (``{"csv": {"path": "figures.csv"}}``), or
-            an object with the methods of :class:`archgraph.record.Tracker`.
+        python: If True, allow running the Python code to which the experiment, its data and its
+            models refer.
+        trackers: Trackers that receive the metrics of every round, in addition to those of the
+            experiment. Each is a name, a name with options (``{"csv": {"path": "figures.csv"}}``),
+            or an object with the methods of :class:`archgraph.record.Tracker`.
 
     Returns:
-        The finished run: server state, metrics of each round, a table.
+        The finished run, with the server's state, the metrics of each round and a table of results.
 
     Raises:
-        ArchGraphError: If the experiment is invalid, or if the folder is in use, cannot be written,
-            contains another experiment or a changed file. Nothing is written in these cases. The
-            error is also raised if all clients of a round fail, or if no update is accepted for
-            `patience` rounds. The record of the earlier rounds then remains.
+        ArchGraphError: If the experiment is invalid; if the folder is in use, cannot be written, or
+            contains another experiment or a changed file. Nothing is written in these cases. Also
+            if all clients of a round fail, or if no update is accepted in `patience` consecutive
+            rounds. In these cases, the record of the earlier rounds is kept.
     """
     spec = experiment if isinstance(experiment, ExperimentSpec) else load_experiment(experiment)
     folder = None if out is None and spec.out is None else Path(out or spec.out or "")

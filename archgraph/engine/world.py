@@ -105,10 +105,10 @@ def prepare(
         rows: For training data that stays on the clients' machines: dict from client to the numbers
             of its examples. On the server it contains all clients, on a client's machine only this
             client. Default: the training examples are on this machine and are distributed.
-        python: Consent to run the Python code that the experiment and its models name.
+        python: If True, allow running the Python code to which the experiment and its models refer.
 
     Raises:
-        SpecError: If a file is invalid, or names Python code without your consent.
+        SpecError: If a file is invalid, or refers to Python code and ``python`` is False.
         RewriteError: If a client's architecture cannot be built.
         DataError: If the data is missing or damaged, or cannot be distributed as requested.
         RunError: If model, data and strategy do not fit each other.

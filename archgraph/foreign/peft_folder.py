@@ -173,29 +173,30 @@ def from_peft(
 ) -> Traced:
     """Add the adapters in a folder, written by PEFT or :func:`to_peft`, to a network.
 
-    1. Map the layers in the folder to those of the network.
-    2. Add the adapters. Adapters of the same rank and scale are added together.
-    3. Replace tensors of the state by the other tensors in the folder.
-    4. Freeze all parameters except those that PEFT trains: adapters, complete modules in the
-       folder, and the biases that the configuration names. PEFT also saves the base weights of an
-       embedding or language-model head with an adapter; these stay frozen.
+    1. Find the layer of the network for each adapter in the folder.
+    2. Add the adapters.
+    3. Copy the other tensors in the folder to the state.
+    4. Freeze all parameters that PEFT does not train. PEFT trains adapters, modules that the folder
+       contains completely, and the biases that the configuration names. If an embedding or a
+       language-model head has an adapter, the folder may contain its original weight, which stays
+       frozen.
 
     Args:
         graph: The model without adapters.
         state: Its weights.
         folder: A folder with ``adapter_config.json`` and ``adapter_model.safetensors``.
-        base: Name or folder of the model with which the adapters were trained, as for
-            :func:`to_peft`. Default: the folder that the adapters' configuration names, if it
-            exists.
+        base: Name or folder of the model for which the adapters were trained, as for
+            :func:`to_peft`. Default: the folder that the configuration of the adapters names, if
+            this folder exists.
 
     Returns:
         The graph with adapters, and its state.
 
     Raises:
-        GraphError: If the folder lacks a file, contains another kind of adapter, or contains a
-            tensor whose layer the graph does not have.
-        RewriteError: If there is no base and the graph's layers are not numbered consecutively, or
-            if an adapter cannot be added to a layer.
+        GraphError: If the folder lacks a file, contains adapters that are not low-rank adapters, or
+            contains a tensor for a layer that the graph does not have.
+        RewriteError: If an adapter cannot be added to a layer, or if a base is required because the
+            graph's layers are not numbered consecutively.
 
     Example:
         >>> import torch, archgraph as ag

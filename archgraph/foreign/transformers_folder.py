@@ -72,9 +72,10 @@ def from_transformers(
 ) -> tuple[ArchGraph, LazyState]:
     """Read the graph of a transformers folder, without loading its weights.
 
-    The transformers class that ``config.json`` names is constructed on the meta device and traced
-    in the configuration's dtype. Nothing is downloaded, no pickle is opened, and no code in the
-    folder is executed. The graph is not compared with the model, which would require the weights.
+    The class that ``config.json`` names is constructed on the meta device in the configuration's
+    dtype, and traced. Nothing is downloaded, no pickle is opened, and no code in the folder is
+    executed. The results of the graph are not compared with those of the model, because this would
+    require the weights.
 
     Args:
         folder: A folder with ``config.json`` and weights in safetensors, in one file or in shards.
@@ -82,11 +83,11 @@ def from_transformers(
             configuration.
 
     Returns:
-        The graph, and its weights as a state that reads each tensor from its file on access.
+        The graph, and a state that reads each tensor from its file on access.
 
     Raises:
-        GraphError: If the folder does not contain a model, lacks weights, or contains a quantised
-            model, or if example inputs are required.
+        GraphError: If the folder contains no model, no weights or a quantised model, or if example
+            inputs must be passed.
         TraceError: If the class cannot be traced.
 
     Example:

@@ -99,32 +99,32 @@ def match(
     other: GraphLike | None = None,
     seed: int = 0,
 ) -> PositionMatch:
-    """Find the order of a network's channels in which it is most similar to another network.
+    """Reorder the channels of a network so that its weights are most similar to another network's.
 
-    An axis is free if permuting its positions (such as channels) does not change what the network
-    computes. The algorithm is that of Ainsworth et al., *Git Re-Basin*, ICLR 2023, Algorithm 1,
-    applied to free axes instead of layers. It therefore also works for heads, groups, gates of
+    An axis is free if its positions (such as channels) can be permuted without changing what the
+    network computes. The algorithm is Algorithm 1 of Ainsworth et al., *Git Re-Basin*, ICLR 2023,
+    but permutes free axes instead of layers. It therefore also supports heads, groups, gates of
     recurrent layers and concatenations.
 
-    1. Split weights into pieces in which each dimension belongs to one axis or none.
-    2. Start once from the present order and once from a guess. The guess matches positions whose
-       weights have similar moments, because moments do not depend on the order of other axes.
-    3. For one axis after the other, in random order, compute the inner products of all pairs of
-       positions, given the present matches of the other axes. Match the axis by the linear
-       assignment that maximises the sum of inner products.
-    4. Stop when no axis changes. Return the more similar result of the two starts.
+    1. Split weights into tensors in which each dimension belongs to at most one axis.
+    2. Run the following steps from two initial orders: the present order, and an order in which
+       positions with similar moments (mean, variance, …) of their weights are matched.
+    3. Visit the axes in random order. For each axis, compute the inner products of the weights for
+       all pairs of a position of the first network and a position of the second network. Match the
+       positions by the linear assignment that maximises the sum of the inner products.
+    4. Repeat step 3 until no match changes. Return the result with the higher similarity.
 
     Args:
         graph: Architecture of the first network.
         a: Weights of the first network.
         b: Weights of the second network.
-        other: Architecture of the second network, if it is narrower. Each of its positions is
-            matched to a position of the first network.
+        other: Architecture of the second network, if it is narrower than the first. Each position
+            of the second network is matched to a position of the first network.
         seed: Seed of the order in which axes are visited.
 
     Raises:
         RewriteError: If the second architecture differs in more than its widths, or is wider.
-        RejectedUpdate: If a state does not match its architecture, or has values that are not
+        RejectedUpdate: If a state does not match its architecture, or contains values that are not
             finite.
 
     Example:

@@ -40,7 +40,8 @@ def deepen(
 
     Args:
         graph: The architecture.
-        depths: Dict from section to its new number of blocks. Other sections are unchanged.
+        depths: Dict from section to its new number of blocks. Sections that are not in the dict are
+            unchanged.
         like: An architecture from which the names of the new blocks are taken, as in :func:`graft`.
         verify: Check that the function is the same (three forward passes in float64).
 

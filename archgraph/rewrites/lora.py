@@ -229,24 +229,25 @@ def rank(
     allow_nothing: bool = False,
     verify: bool = False,
 ) -> Rewritten:
-    """Reduce the rank of every low-rank adapter to ``size``, keeping its first components.
+    """Reduce the rank of every low-rank adapter to ``size`` by keeping its first components.
 
-    Adapters with a smaller rank are unchanged. Without ``alpha``, the scale is unchanged, so the
-    network computes the same as the original with the removed components set to zero.
+    Adapters with a smaller rank are unchanged. If ``alpha`` is not passed, the scale of an adapter
+    does not change. The network then computes the same as the original network with the removed
+    components set to zero.
 
     Args:
         graph: An architecture with low-rank adapters.
         size: The new rank. Default: keep every rank.
-        alpha: New numerator of the scale of every adapter, as in :func:`archgraph.add_lora`. Among
-            the strategies for adapters, ``flora`` supports clients with different scales.
+        alpha: New numerator of the scale of every adapter, as in :func:`archgraph.add_lora`.
+            Clients with different scales can be trained only with the strategy ``flora``.
         scaling: The scale: ``alpha / rank``, or ``alpha / √rank`` (``rsqrt``).
-        allow_nothing: If True, accept a model whose ranks are all at most ``size``, or that has no
-            adapters.
+        allow_nothing: If True, return a model unchanged if it has no adapters or if all ranks are
+            at most ``size``.
         verify: Check that the network computes the same as the original with the removed components
             set to zero (three forward passes in float64).
 
     Raises:
-        RewriteError: If the rank or alpha is out of range; if no rank and no scale would change and
+        RewriteError: If the rank or alpha is out of range; if nothing would change and
             ``allow_nothing`` is False.
 
     Example:

@@ -56,7 +56,7 @@ class Parts(Sequence[Rewritten]):
 def split(
     graph: ArchGraph, after: str | Sequence[str] = (), before: str | Sequence[str] = ()
 ) -> Parts:
-    """Split an architecture into parts, each of which is an architecture.
+    """Split an architecture into several architectures that run one after the other.
 
     Args:
         graph: The architecture.

@@ -381,7 +381,7 @@ def study(
             number.
         out: Folder for runs and tables.
         data_root: Folder of the data sets. Default: the environment variable ``ARCHGRAPH_DATA``.
-        python: Consent to run the Python code that the study's files name.
+        python: If True, allow running the Python code to which the study's files refer.
         only_read: Run nothing, and return the results of the recorded runs.
         only: Run only the cells that match these patterns of rows, columns or ``ROW | COLUMN`` (as
             in ``leave_out``). Default: all.
