@@ -65,7 +65,12 @@ def head(graph: ArchGraph) -> tuple[str, str] | None:
 
 @per_graph
 def fixed(graph: ArchGraph) -> Mapping[str, frozenset[str]]:
-    """Return a dict from each result independent of the inputs to the parameters that it uses."""
+    """Find the results that do not depend on any input of the graph.
+
+    Returns:
+        Dict whose keys are the names of the operators with these results. Each value is the set of
+        all parameters, buffers and constants from which the result is computed.
+    """
     fixed: dict[str, frozenset[str]] = {}
     for node in graph.nodes:
         if node.op != "input" and all(used in fixed for used in node.uses()):
