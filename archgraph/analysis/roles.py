@@ -114,11 +114,11 @@ def frozen(graph: ArchGraph) -> frozenset[str]:
 @takes_graph
 @per_graph
 def with_features(graph: ArchGraph) -> ArchGraph:
-    """Return the graph with the features of the last hidden layer as an additional output.
+    """Return the graph with an additional output: the features of the last hidden layer.
 
-    The new output is a tuple of the original outputs and the features, which are the input of the
-    last layer (:func:`head`). If the graph has no such layer, the tuple contains only the original
-    outputs.
+    The new output is the tuple ``(outputs, features)``. ``features`` is the input of the last layer
+    with weights (:func:`head`). If the graph has no layer with weights, the tuple is
+    ``(outputs,)``.
 
     Example:
         >>> from torch import nn, zeros

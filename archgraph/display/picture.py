@@ -141,8 +141,7 @@ def notebook(graph: ArchGraph) -> str | None:
 def render(text: str, form: str = "svg") -> bytes:
     """Render DOT text with Graphviz in a format such as `svg`, `png` or `pdf`.
 
-    Graphviz runs in a separate process, which can be stopped after a timeout. The default font is
-    always DejaVu Sans, so that a picture has the same size on every machine.
+    The default font is DejaVu Sans, so that a picture has the same size on every machine.
 
     Raises:
         RunError: If Graphviz rejects the text or takes longer than five minutes.

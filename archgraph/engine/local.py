@@ -54,10 +54,10 @@ class Run:
         server: State of the server after the last round.
         rounds: The record of each round, a dict as in ``metrics.jsonl``.
         folder: The run folder, if there is one.
-        notes: Notes about data that may have been interpreted wrongly, about trackers that failed,
-            and about reasons why results may differ from those of an uninterrupted run.
-        best: The round whose weights the run returns, if the experiment sets `keep: best`.
-            Default: the last round.
+        notes: Notes: data that may have been read in an unintended way, trackers that failed, and
+            reasons why results may differ from those of an uninterrupted run.
+        best: Number of the best round, if the experiment sets `keep: best`. The weights of the run
+            are those after this round. Otherwise, they are those after the last round.
     """
 
     experiment: Experiment
@@ -69,7 +69,7 @@ class Run:
 
     @property
     def evaluation(self) -> Mapping[str, Json]:
-        """The evaluation of the last round, or with `keep: best` of the best round."""
+        """The evaluation of the last round, or of the best round with `keep: best`."""
         until = [r for r in self.rounds if self.best is None or r["round"] <= self.best]
         return next((r["evaluation"] for r in reversed(until) if r.get("evaluation")), {})
 
@@ -80,13 +80,13 @@ class Run:
 
     @property
     def sound(self) -> bool:
-        """Whether the last round accepted an update, and the last test's metrics are finite."""
+        """Whether an update was accepted in the last round and the last metrics are finite."""
         accepted = not self.rounds or not idle(self.rounds[-1])
         return accepted and not any(troubles([{"evaluation": self.evaluation}]))
 
     @property
     def privacy(self) -> Mapping[str, Json]:
-        """The privacy spent so far, ``epsilon`` and ``delta``; ``epsilon`` is None if infinite."""
+        """The privacy budget spent, ``epsilon`` and ``delta``; ``epsilon`` is None if infinite."""
         return self.rounds[-1].get("privacy", {}) if self.rounds else {}
 
     @property
@@ -98,16 +98,18 @@ class Run:
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Dict from phase (such as local training or evaluation) to its seconds in all rounds."""
+        """Dict from phase (such as local training) to its total time in seconds."""
         names = ("local", "server", "evaluate", "record", "total")
         return {name: sum(r["seconds"].get(name, 0.0) for r in self.rounds) for name in names}
 
     def to_frame(self) -> DataFrame:
-        """Return a data frame with a row per value: round, part, group, metric, value.
+        """Return a data frame with the columns round, part, group, metric and value.
 
-        ``part`` is ``test``, ``test local``, ``validation``, ``train`` or ``run``. ``group`` is the
-        name of a model, a client or the run. See :class:`archgraph.record.points.Point`. Tables,
-        plots and reports of runs use the same values.
+        ``part`` is the data on which the value was computed: ``test``, ``test local`` (a client's
+        own test data), ``validation`` or ``train``. It is ``run`` for values such as times.
+        ``group`` is the name of a model, a client or the run. See
+        :class:`archgraph.record.points.Point`. Tables, plots and reports of runs use the same
+        values.
         """
         return frame(self.rounds)
 
