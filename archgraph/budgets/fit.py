@@ -78,9 +78,9 @@ def fit(
             - ``free``: Every axis has its own size, including the width of heads. Axes are widened
               until none can be wider. (Up to 5 % of a memory budget may remain unused.)
         importance: Scores, or a file of scores. The positions with the highest scores are kept
-            instead of the first. With ``nested`` and ``free``, half of an axis then means half of
-            the axis' total score instead of half of its positions. The blocks with the lowest
-            scores are removed first.
+            instead of the first positions. With ``nested`` and ``free``, half of an axis then means
+            half of the axis' total score instead of half of its positions. The blocks with the
+            lowest scores are removed first.
         multiple: Make sizes multiples of this number, which hardware prefers. This does not apply
             to numbers of heads, to axes shorter than twice this number, and to axes that are not
             cut.

@@ -54,8 +54,8 @@ class Run:
         server: State of the server after the last round.
         rounds: The record of each round, a dict as in ``metrics.jsonl``.
         folder: The run folder, if there is one.
-        notes: Notes: data that may have been read in an unintended way, trackers that failed, and
-            reasons why results may differ from those of an uninterrupted run.
+        notes: Messages about data that may have been read in an unintended way, about trackers that
+            failed, and about reasons why results may differ from those of an uninterrupted run.
         best: Number of the best round, if the experiment sets `keep: best`. The weights of the run
             are those after this round. Otherwise, they are those after the last round.
     """

@@ -74,8 +74,7 @@ def from_transformers(
 
     The class that ``config.json`` names is constructed on the meta device in the configuration's
     dtype, and traced. Nothing is downloaded, no pickle is opened, and no code in the folder is
-    executed. The results of the graph are not compared with those of the model, because this would
-    require the weights.
+    executed. ``verify`` of :func:`archgraph.trace` is off, because it would require the weights.
 
     Args:
         folder: A folder with ``config.json`` and weights in safetensors, in one file or in shards.

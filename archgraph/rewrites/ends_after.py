@@ -29,8 +29,8 @@ def ends_after(
         head: The classifier: an architecture with one input and one output, or a number of classes.
             For a number of classes, the classifier is a mean over all dimensions except batch and
             channels, followed by a linear layer. Default: the exit that :func:`add_exits` added
-            after this section. By default, earlier exits remain as well, and ``forward`` returns a
-            dict of all remaining exits.
+            after this section. If ``head`` is None, earlier exits also remain, and ``forward``
+            returns a dict of all remaining exits.
         verify: Compute the section's result with the original network, apply the classifier, and
             check that the new network returns the same (three forward passes in float64).
 

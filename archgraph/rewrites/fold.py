@@ -36,10 +36,10 @@ from archgraph.states import State
 def fold(graph: ArchGraph, state: State) -> Traced:
     """Merge low-rank adapters and step sizes into the weights and remove them from the network.
 
-    The network's function in evaluation does not change. The parameters of the result have the
+    The network computes the same function in evaluation. The parameters of the result have the
     names of the traced model, so the traced model can load the state with ``strict=True``. Factors
-    that apply only in training (HeteroFL's scaler) are removed. Bottleneck adapters are not linear
-    maps and remain.
+    that apply only in training (HeteroFL's scaler) are removed. Bottleneck adapters remain, because
+    they are not linear and cannot be merged.
 
     Args:
         graph: The architecture.

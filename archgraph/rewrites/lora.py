@@ -239,7 +239,7 @@ def rank(
         graph: An architecture with low-rank adapters.
         size: The new rank. Default: keep every rank.
         alpha: New numerator of the scale of every adapter, as in :func:`archgraph.add_lora`.
-            Clients with different scales can be trained only with the strategy ``flora``.
+            If the scales of clients differ, use the strategy ``flora``.
         scaling: The scale: ``alpha / rank``, or ``alpha / √rank`` (``rsqrt``).
         allow_nothing: If True, return a model unchanged if it has no adapters or if all ranks are
             at most ``size``.

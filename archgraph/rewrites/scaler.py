@@ -22,7 +22,7 @@ def add_scaler(
     """Multiply the results of hidden convolutions and linear layers by 1/rate in training.
 
     Evaluation is unchanged. As in HeteroFL, output layers are not scaled. An output layer is a
-    layer between which and an output there are only elementwise operators.
+    layer whose result reaches an output through elementwise operators only.
 
     Args:
         graph: The client's architecture.

@@ -46,7 +46,7 @@ def take(
             order. For an axis that several arguments match, ``positions`` overrides ``sizes``, and
             ``sizes`` overrides ``shares``. In each dict, later items override earlier items.
         importance: Scores of positions, or a file with scores. On axes that ``shares`` or ``sizes``
-            cut, the positions with the highest scores are kept instead of the first.
+            cut, the positions with the highest scores are kept instead of the first positions.
         rounding: ``ceil`` (HeteroFL, NeFL) or ``floor`` (ScaleFL, RecipFL's small nets).
         allow_nothing: If True, fractions may change no size. This happens if all axes are pinned
             (cannot be cut), or if rounding gives the old sizes.

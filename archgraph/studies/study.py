@@ -385,8 +385,8 @@ def study(
         data_root: Folder of the data sets. Default: the environment variable ``ARCHGRAPH_DATA``.
         python: If True, allow running the Python code to which the study's files refer.
         only_read: Run nothing, and return the results of the recorded runs.
-        only: Run only cells that match one of these patterns. A pattern is that of a row, a column
-            or ``ROW | COLUMN``, as in ``leave_out``. Default: all cells.
+        only: Run only cells that match one of these patterns. A pattern is compared with the row,
+            the column, and ``ROW | COLUMN``, as in ``leave_out``. Default: all cells.
         seeds: Run only these seeds of the study. Default: all seeds.
         again: Repeat runs that were recorded with another version of torch, numpy or archgraph's
             results (``BITS``).
