@@ -30,10 +30,10 @@ class ArchGraphError(Exception):
 
     Args:
         message: The mistake, as a short fact.
-        where: Its location: a path, `file:line`, a node, a parameter, a client.
+        where: Location of the mistake: a path, `file:line`, a node, a parameter or a client.
         found: The actual value.
         expected: The expected value.
-        hint: How to fix it.
+        hint: How to fix the mistake.
 
     Example:
         >>> raise ArchGraphError("wrong rank", where="conv1", found=3, expected=4, hint="add a dim")
@@ -59,7 +59,7 @@ class ArchGraphError(Exception):
 
     @property
     def facts(self) -> ErrorFacts:
-        """Dict of found, expected and hint, to raise the same error with another location.
+        """Dict with the keys ``found``, ``expected`` and ``hint``, to pass to a new error.
 
         >>> ArchGraphError("wrong rank", where="conv1", found=3).facts
         {'found': 3, 'expected': None, 'hint': None}
@@ -85,7 +85,7 @@ class ArchGraphError(Exception):
         Args:
             prefix: The prefix, for example the name of a client or a key of a file.
             kind: Class of the new error. Default: the class of this error.
-            hint: How to fix it. Default: the hint of this error.
+            hint: How to fix the mistake. Default: the hint of this error.
 
         Example:
             >>> str(RewriteError("cannot be widened", where="fc").within("tier half"))
@@ -100,7 +100,7 @@ class ArchGraphError(Exception):
 
 
 class GraphError(ArchGraphError):
-    """A graph is invalid, or a state, an input or a file does not fit it."""
+    """A graph is invalid, or a state, an input or a file does not match the graph."""
 
 
 class TraceError(ArchGraphError):
@@ -110,13 +110,14 @@ class TraceError(ArchGraphError):
 class Inexpressible(TraceError):
     """A module's ``forward`` contains an operation that a graph cannot represent.
 
-    Examples are a branch on the values of a tensor, a size that depends on these values, and an
-    operator outside ATen. It may help to compute the same result with other operations.
+    Examples are a branch that depends on the values of a tensor, a size that depends on such
+    values, and an operator outside ATen. Compute the same result with other operations, if
+    possible.
     """
 
 
 class TraceWarning(UserWarning):
-    """A captured graph computes other results, gradients or training steps than its model."""
+    """The results, gradients or training steps of a captured graph differ from the model's."""
 
 
 class SpecError(ArchGraphError):
@@ -131,8 +132,8 @@ class RewriteError(ArchGraphError):
     """A rewrite cannot be applied to a graph, or its result would be wrong.
 
     Attributes:
-        tied: Names of axes that must also be cut, because one entry of the model's configuration
-            sets their size and that of a cut axis. Empty for other errors.
+        tied: Names of axes that must be cut together with an axis that was cut, because the model's
+            configuration has one number for all of their sizes. Empty for other errors.
     """
 
     tied: frozenset[str] = frozenset()

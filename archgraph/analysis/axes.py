@@ -237,15 +237,16 @@ def _matches(axis: Axis, pattern: str) -> bool:
 def axes(graph: ArchGraph) -> Axes:
     """Find the axes of a graph: the dimensions that must be cut together.
 
-    Each operator equates dimensions of its operands and results. The solution of these equations is
-    cached with the graph.
+    For example, the output channels of a layer and the input channels of the next layer are one
+    axis. Every operator states which dimensions of its operands and results are equal. The solution
+    of these equations is cached with the graph.
 
     Args:
-        graph: Any graph. Axes that an unknown operator uses are pinned (they cannot be cut), and
-            the reason names the operator.
+        graph: Any graph. An axis that an unknown operator uses is pinned, which means that it
+            cannot be cut. The reason for the pin names the operator.
 
     Returns:
-        The axes, and the layout of every dimension.
+        The axes, and for each dimension of a tensor the axes of which the dimension consists.
 
     Example:
         >>> import torch

@@ -60,7 +60,7 @@ class Drafts:
 
     @property
     def all(self) -> list[BlockDraft]:
-        """Drafts of all blocks: those of the towers, the main stream and additional outputs."""
+        """Drafts of all blocks: in the towers (encoders), on the main path and of extra outputs."""
         return [d for chain in self.chains for d in chain] + self.ends
 
     def lift(self, graph: ArchGraph, lifted: Callable[[Piece], Piece]) -> None:

@@ -140,8 +140,8 @@ def cost(graph: ArchGraph, sizes: Mapping[str, int] | None = None) -> Cost:
             example.
 
     Raises:
-        GraphError: If a name in ``sizes`` is not a dynamic size of the graph, or if the graph does
-            not allow the value.
+        GraphError: If a name in ``sizes`` is not a dynamic size of the graph, or if a value is out
+            of range.
 
     Example:
         >>> import torch

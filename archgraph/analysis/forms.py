@@ -85,7 +85,8 @@ def differ(a: Form, b: Form) -> str:
 def factor(node: Node) -> float | None:
     """Return the number by which an operator multiplies or divides; None if there is none.
 
-    The number is not part of a form, because attention divides by the square root of a width.
+    Attention layers of different widths divide by different numbers: the square roots of their
+    widths. Comparisons that ignore widths therefore also ignore this number.
     """
     if growth(node.op).scales not in ("one", "first"):
         return None

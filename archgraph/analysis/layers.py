@@ -14,10 +14,11 @@ class Layer:
     """An operator with weights.
 
     Attributes:
-        node: Name of the operator; empty for the item with all unused parameters and buffers.
-        kind: Description without names: operator, arguments, and roles and types of its parameters
-            and buffers. Parameters of earlier layers (tied weights) appear as numbers, in the order
-            of their first use.
+        node: Name of the operator. Parameters and buffers that no operator uses form a layer with
+            an empty name.
+        kind: Description without names: the operator, its arguments, and the roles and types of its
+            parameters and buffers. A parameter that an earlier layer also uses (tied weights)
+            appears as a number.
         entries: Names of the parameters and buffers that no earlier layer uses, in argument order.
     """
 

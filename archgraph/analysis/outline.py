@@ -36,11 +36,11 @@ class Outline(NamedTuple):
 @takes_graph
 @per_graph
 def outline(graph: ArchGraph) -> Outline:
-    """Return the computation of an architecture line by line, without names.
+    """Return a text of an architecture with numbers instead of names, one line per operator.
 
-    Two graphs have equal lines if they consist of the same operators, connected in the same way,
-    and all results, parameters, buffers and constants have the same types. Parameters with the same
-    number then correspond to each other.
+    The lines of two graphs are equal if both graphs have the same operators, connected in the same
+    way, and if all results, parameters, buffers and constants have the same shapes and dtypes.
+    Parameters of the two graphs with the same number then correspond to each other.
 
     Example:
         >>> from torch import nn, zeros

@@ -65,7 +65,12 @@ def head(graph: ArchGraph) -> tuple[str, str] | None:
 
 @per_graph
 def fixed(graph: ArchGraph) -> Mapping[str, frozenset[str]]:
-    """Return a dict from each result independent of the inputs to the parameters that it uses."""
+    """Find the results that do not depend on any input of the graph.
+
+    Returns:
+        Dict whose keys are the names of the operators with these results. Each value is the set of
+        all parameters, buffers and constants from which the result is computed.
+    """
     fixed: dict[str, frozenset[str]] = {}
     for node in graph.nodes:
         if node.op != "input" and all(used in fixed for used in node.uses()):
@@ -76,7 +81,7 @@ def fixed(graph: ArchGraph) -> Mapping[str, frozenset[str]]:
 @takes_graph
 @per_graph
 def layer_weights(graph: ArchGraph) -> frozenset[str]:
-    """Return the names of the parameters by which layers multiply their inputs.
+    """Return the names of the weights with which layers multiply their inputs.
 
     Parameters of norms and parameters with fewer than two dimensions are not included.
 
@@ -109,11 +114,11 @@ def frozen(graph: ArchGraph) -> frozenset[str]:
 @takes_graph
 @per_graph
 def with_features(graph: ArchGraph) -> ArchGraph:
-    """Return the graph with the features of the last hidden layer as an additional output.
+    """Return the graph with an additional output: the features of the last hidden layer.
 
-    The new output is a tuple of the original outputs and the features, which are the input of the
-    last layer (:func:`head`). If the graph has no such layer, the tuple contains only the original
-    outputs.
+    The new output is the tuple ``(outputs, features)``. ``features`` is the input of the last layer
+    with weights (:func:`head`). If the graph has no layer with weights, the tuple is
+    ``(outputs,)``.
 
     Example:
         >>> from torch import nn, zeros
@@ -134,8 +139,8 @@ def with_features(graph: ArchGraph) -> ArchGraph:
 def exits(graph: ArchGraph) -> tuple[str, ...]:
     """Return the names of a network's early exits and its main output, the shallowest first.
 
-    An exit is deeper if it depends on more operators. Among equally deep exits, ``main`` is last.
-    Returns an empty tuple if the outputs have no names.
+    The more operators an exit depends on, the deeper it is. Among equally deep exits, ``main`` is
+    last. If the outputs have no names, the tuple is empty.
 
     Example:
         >>> from torch import nn, zeros
@@ -157,10 +162,10 @@ def exits(graph: ArchGraph) -> tuple[str, ...]:
 
 @takes_graph
 def label_rows(graph: ArchGraph, classes: int) -> tuple[str, ...]:
-    """Return the parameters with one row per label: the classifier's, and token embeddings.
+    """Return the names of the parameters with one row per label: classifier and embeddings.
 
-    The first dimension of such a parameter has size ``classes``. It is also a dimension of an
-    output, or it is indexed by integers.
+    The first dimension of these parameters has size ``classes``. It is the dimension of the labels
+    in an output of the model, or the dimension from which an embedding selects rows.
 
     Args:
         graph: The architecture.

@@ -217,7 +217,8 @@ def structure(graph: ArchGraph) -> Structure:
     """Find the blocks and sections of a graph.
 
     Args:
-        graph: Any graph. The user's sections (``graph.sections``) override those that are found.
+        graph: Any graph. If it has sections set by the user (``graph.sections``), these are used
+            instead.
 
     Returns:
         The structure, which is cached with the graph.

@@ -50,11 +50,11 @@ def fit(
     like: object = None,
     verify: bool = False,
 ) -> Rewritten:
-    """Return the largest submodel of a graph whose costs are within all budgets.
+    """Return the largest submodel of a graph that is within all budgets.
 
-    Without ``skip``, all blocks are kept, and only axes become narrower. A budget is a fraction of
-    the full model's cost (``0.5`` or ``"50%"``) or a cost (``2_000_000`` or ``"2M"``). Numbers up
-    to 1 are fractions.
+    A budget is a fraction of the full model's cost (``0.5`` or ``"50%"``) or a cost (``2_000_000``
+    or ``"2M"``). Numbers up to 1 are fractions. Layers are made narrower. Blocks are only removed
+    if ``skip`` allows it.
 
     Args:
         graph: The architecture.
@@ -69,35 +69,36 @@ def fit(
             ``momentum``.
         shape: How the sizes of different axes are related.
 
-            - ``uniform``: The same fraction of every width, as in :func:`archgraph.take`, and of
-              the number of blocks of every section in which blocks may be removed. Attention keeps
-              whole heads.
-            - ``nested``: Like ``uniform``, but single axes may have the next larger size if they
-              fit. The submodel for a smaller budget is a part of the one for a larger budget.
+            - ``uniform``: The same fraction of every width is kept, as in :func:`archgraph.take`.
+              In sections in which blocks may be removed, the same fraction of the blocks is kept.
+              Attention keeps whole heads.
+            - ``nested``: Like ``uniform``, but single axes have the next larger size if the budget
+              allows it. The submodel for a smaller budget is a part of the submodel for a larger
+              budget.
             - ``free``: Every axis has its own size, including the width of heads. Axes are widened
               until none can be wider. (Up to 5 % of a memory budget may remain unused.)
         importance: Scores, or a file of scores. The positions with the highest scores are kept
-            instead of the first. For ``nested`` and ``free``, fractions are fractions of the sum of
-            scores instead of the number of positions. The blocks with the lowest scores are removed
-            first.
+            instead of the first positions. With ``nested`` and ``free``, half of an axis then means
+            half of the axis' total score instead of half of its positions. The blocks with the
+            lowest scores are removed first.
         multiple: Make sizes multiples of this number, which hardware prefers. This does not apply
             to numbers of heads, to axes shorter than twice this number, and to axes that are not
             cut.
-        keep: Axes that keep their size, as names, roles or patterns, and blocks that are not
-            removed. The name of a block also matches the axes inside the block, but not the axis of
-            the block's inputs and outputs, which other blocks share.
+        keep: Names, roles or patterns of axes that keep their size, and names of blocks that are
+            not removed. The name of a block also selects the axes inside the block. It does not
+            select the axis of the block's input and output, which other blocks share.
         skip: Names or patterns of blocks that may be removed if necessary; ``"*"`` for all
             removable blocks. ``keep`` takes precedence.
-        like: The original model, to choose only sizes that its class supports. Then
-            :func:`archgraph.to_transformers` or :func:`archgraph.to_timm` can save the submodel.
-            Pass the model of transformers that was traced, or its folder, or
-            ``functools.partial(timm.create_model, name, …)``. The function tries different
-            arguments of the class, which takes seconds, or minutes for a folder. In attention, only
-            whole heads are removed. Add adapters after the cut.
+        like: The original model of transformers (the model that was traced, or its folder) or of
+            timm (``functools.partial(timm.create_model, name, …)``). If passed, only sizes that the
+            model's class supports are chosen, so that :func:`archgraph.to_transformers` or
+            :func:`archgraph.to_timm` can save the submodel. The search takes seconds, or minutes
+            for a folder. In attention, only whole heads are removed. The model must not have
+            adapters; add adapters to the submodel.
         verify: Verify the submodel as :func:`archgraph.take` and :func:`archgraph.skip` do.
 
     Raises:
-        RewriteError: If there is no budget; if a budget is invalid; if no submodel is within the
+        RewriteError: If no budget is passed; if a budget is invalid; if no submodel is within the
             budgets (the message gives the smallest possible cost).
 
     Example:

@@ -46,9 +46,9 @@ def importance(
 ) -> Importance:
     """Score every position of every free axis and, if data is passed, every removable block.
 
-    A position (an index along an axis, such as a channel) is scored by all parameters that cutting
-    it would remove: the weights that compute it, the weights that use it, and the norm layers
-    between these.
+    A position is an index along an axis, such as a channel. Its score is computed from all
+    parameters that would be removed with it: the weights that compute the position, the weights
+    that read it, and parameters of norm layers between them.
 
     Args:
         graph: The architecture.
@@ -56,20 +56,20 @@ def importance(
         data: Batches, as pairs of inputs and targets on the devices of the weights. Inputs are a
             tensor, a list of tensors, or a dict from argument name to tensor.
         method: How positions are scored. ``weights``: the Euclidean norm of the weights of a
-            position (Li et al. 2017 for filters, Fang et al. 2023 for coupled cuts). ``taylor``: a
-            first-order estimate of the change of the loss if the position is removed, ``|Σ weight ·
-            gradient|``, averaged over batches (Molchanov et al. 2019, who use its square).
-        loss: Function from outputs and targets to a number. Used only by ``taylor``.
+            position (Li et al. 2017; Fang et al. 2023). ``taylor``: a first-order estimate of the
+            change of the loss if the position is removed, ``|Σ weight · gradient|``, averaged over
+            batches. (Molchanov et al. 2019 use the square of this estimate.)
+        loss: Function that maps outputs and targets to a number; only for ``taylor``.
 
     Returns:
         The scores. The score of a removable block is one minus the cosine similarity of its input
-        and output, averaged over examples and positions (ShortGPT, Men et al. 2024). For a block
-        that appends features, as in DenseNet, the block's outputs with and without these features
-        are compared. If a block has no residual connection, its score depends on the order of the
-        channels.
+        and its output, averaged over examples and positions (ShortGPT, Men et al. 2024). If a block
+        appends features to its input, as in DenseNet, the output with these features is compared
+        with the output without them. The score of a block without residual connection depends on
+        the order of the channels.
 
     Raises:
-        DataError: If the method needs data and there is none.
+        DataError: If the method requires data and none is passed.
         RewriteError: If the method is unknown.
         GraphError: If the state does not match the graph.
 

@@ -111,37 +111,39 @@ def trace(
     """Capture a model as a graph and a state.
 
     The result can be unpacked: ``graph, state = ag.trace(…)``. The sizes of the example inputs are
-    fixed in the graph, except for the batch and the sizes in ``open``. Afterwards, ``trace``
-    restores the model: weights, buffers, gradients, attributes, mode and random numbers.
+    fixed in the graph, except for the batch and the sizes in ``open``. After the capture, the model
+    is restored, including its weights, buffers, gradients, attributes and mode, and the state of
+    the random number generators.
 
     Args:
         model: Any module that ``torch.export`` can capture.
         *args: Example inputs, passed separately, in the order of ``forward``. Dimension 0 of a
-            tensor is the batch. A batch of one is enough. (If ``forward`` treats a batch of one
-            differently, the graph computes the same as the model for larger batches.)
+            tensor is the batch. A batch of one is enough. If ``forward`` treats a batch of one
+            differently, the graph represents the computation for larger batches.
         train: If True, capture the train mode as well (dropout, batch statistics, auxiliary
-            outputs). If False, only norms and dropouts of the built module follow ``.train()``.
-        strict: If True, raise an error if the graph would have other results, gradients or training
-            steps than the model. Reasons are hooks on gradients, memory that two parameters share,
-            attributes that the next call reads, and differences that ``verify`` finds. If False,
-            warn and add a note.
-        verify: If True, run the model and the built module side by side, and compare outputs,
-            gradients and buffers. Each runs twice in eval mode and twice in train mode, forward and
-            backward, on two and three examples if the batch is open. Formulas are compared first,
-            and numbers if formulas differ. For a model on the meta device, or if memory is short,
-            the comparison is skipped and a note added. Differences that occur only in later calls,
-            for other values or in larger batches are not detected.
+            outputs). If False, calling ``.train()`` on the built module affects only norm layers
+            and dropout.
+        strict: If True, raise an error if the results, gradients or training steps of the graph
+            would differ from the model's. Causes are hooks on gradients, parameters that share
+            memory, attributes that ``forward`` sets for its next call, and differences that
+            ``verify`` finds. If False, warn instead and add a note to the graph.
+        verify: If True, run the model and the built module, and compare outputs, gradients and
+            buffers. Both run forward and backward, twice in eval mode and twice in train mode. If
+            the batch size is open, batches of two and three examples are used. For a model on the
+            meta device, or if memory is insufficient, the comparison is skipped and a note is added
+            to the graph. Differences that occur only in later calls, with other values or in larger
+            batches are not detected.
         name: Name of the graph. Default: the name of the model's class.
         open: Sizes that stay open (dynamic): a dict from input to a dict from dimension to the name
             of its size, for example ``{"ids": {1: "length"}}``. Dimensions with the same name have
-            the same size. If the batch is not dimension 0, give its dimension the name ``batch``.
-            The key of a nested input is its path, such as ``images.0``. (If the model has an input
-            called ``open``, pass this input by position.)
+            the same size. If the batch dimension of an input is not dimension 0, name it ``batch``
+            in this dict. The key of a nested input is its path, such as ``images.0``. (If
+            ``forward`` has an argument called ``open``, pass this argument by position.)
         **kwargs: Example inputs by name.
 
     Raises:
-        TraceError: If the model cannot be captured, or if its graph would differ from it. The error
-            has the location and a hint.
+        TraceError: If the model cannot be captured, or if the graph would compute something else
+            than the model. The error has the location and a hint.
 
     Example:
         >>> import torch

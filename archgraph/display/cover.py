@@ -74,17 +74,19 @@ class Cover(dict[str, float]):
 
 
 def coverage(federation: Family | Iterable[tuple[Transfer, int]]) -> Cover:
-    """Return the fraction of each global parameter or buffer that a client has, on average.
+    """Return the mean over all clients of the fraction of each parameter that a client has.
 
     For example, if half of the clients have all rows of a matrix and the other half have half of
-    the rows, the coverage is 0.75. :meth:`Cover.reach` also returns how many clients have any row.
+    the rows, the coverage is 0.75. Buffers are included. :meth:`Cover.reach` also returns the
+    number of clients that have any of the rows.
 
     Args:
-        federation: A family, or pairs of a transfer (from the global model to a client's model) and
-            its number of clients.
+        federation: A family, or a list of pairs ``(transfer, count)``. The transfer leads from the
+            global model to a client's model, and ``count`` is the number of clients with this
+            model.
 
     Raises:
-        ArchGraphError: If there are no clients, or the transfers start from different states.
+        ArchGraphError: If there are no clients, or the transfers have different sources.
 
     Example:
         >>> from archgraph.graph.ir import ArchGraph, Param, TensorType

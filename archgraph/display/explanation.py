@@ -162,7 +162,8 @@ def explain(graph: ArchGraph, name: str | None = None) -> Explanation:
             pattern such as ``layer1.*``. Default: all axes and blocks.
 
     Returns:
-        The explanation; its method `tables()` returns tables, `plain()` returns JSON values.
+        The explanation. Its method `tables()` returns the explanation as tables, its method
+        `plain()` as JSON values.
 
     Raises:
         ArchGraphError: If no part has this name. The message lists similar names.

@@ -29,8 +29,8 @@ def draw_family(
 ) -> tuple[Path, ...]:
     """Draw the global model of a family, and the model of each kind of client.
 
-    The picture of the global model shows how many clients train each block, and which fraction of
-    the block's weights they have.
+    The picture of the global model shows for each block the number of clients that train it, and
+    the fraction of its weights that clients have on average.
 
     Args:
         family: The family.
@@ -38,8 +38,8 @@ def draw_family(
         detail: As for :func:`archgraph.display.picture.draw`.
         fold: As for :func:`archgraph.display.picture.draw`.
         form: File format: `svg`, `png`, `pdf` or `dot`.
-        title: First words of each heading; if empty, pictures have no headings. Default: the
-            family's name.
+        title: Start of each heading, which is followed by the name of the model. If empty, pictures
+            have no headings. Default: the family's name.
         legend: As for :func:`archgraph.display.picture.draw`.
         width: As for :func:`archgraph.display.picture.draw`.
         font: As for :func:`archgraph.display.picture.draw`.

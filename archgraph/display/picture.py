@@ -52,8 +52,9 @@ def draw(
 
     Sections and blocks are nested frames. Equal neighbouring blocks are drawn once, with a count
     (`×12`). Arrows show shapes without the batch axis. Parts that are used only in training are
-    dashed. With `cover`, each block shows how many clients train it and which fraction of its
-    weights they have; this fraction is also the colour of its boxes.
+    dashed. With `cover`, each block shows the number of clients that train it, and the fraction of
+    its weights that clients have on average. The colour of the block's boxes shows the same
+    fraction.
 
     Args:
         graph: The architecture.
@@ -61,20 +62,20 @@ def draw(
             written.
         cover: Result of :func:`archgraph.display.cover.coverage`. Blocks with different coverage
             are drawn separately.
-        detail: `node` draws a box for each operator. `block` draws operators without weights in the
-            box of the operator before them. `section` draws a box for each block.
+        detail: `node` draws a box for each operator. `block` draws an operator without weights in
+            the same box as the operator before it. `section` draws a box for each block.
         fold: Whether equal neighbouring blocks are drawn once, with a count.
         title: Heading. If empty, there is no heading. Default: the graph's name.
         legend: Whether to explain marks and colours below the heading.
         notes: Rows of a table below the heading; the first row has the column titles.
-        width: Width in print, such as ``3.3in``, ``84mm`` or ``240pt``. The picture then has the
-            most detail (at most `detail`, at least a box per section) that fits this width and a
-            height of 9 inches with a font size of at least 7 points, in one to three columns.
+        width: Width in print, such as ``3.3in``, ``84mm`` or ``240pt``. Detail is then reduced,
+            from `detail` down to one box per section, until the picture fits this width and a
+            height of 9 inches with a font size of at least 7 points. Up to three columns are used.
         font: An installed font, such as ``Times New Roman``.
 
     Raises:
-        RunError: If the file cannot be written, its suffix is not a picture format, or no picture
-            fits the width.
+        RunError: If the file cannot be written, its suffix is not a picture format, or the picture
+            does not fit the width even with the least detail.
 
     Example:
         >>> from archgraph.graph.ir import ArchGraph, BATCH, Node, Ref, TensorType
@@ -140,8 +141,7 @@ def notebook(graph: ArchGraph) -> str | None:
 def render(text: str, form: str = "svg") -> bytes:
     """Render DOT text with Graphviz in a format such as `svg`, `png` or `pdf`.
 
-    Graphviz runs in a separate process, which can be stopped after a timeout. The default font is
-    always DejaVu Sans, so that a picture has the same size on every machine.
+    The default font is DejaVu Sans, so that a picture has the same size on every machine.
 
     Raises:
         RunError: If Graphviz rejects the text or takes longer than five minutes.

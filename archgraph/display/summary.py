@@ -17,8 +17,8 @@ def summary_table(graph: ArchGraph) -> Table:
     """Return a table of sections and blocks: output shapes, parameters, MACs.
 
     1. A block has one row. Neighbouring operators outside blocks (stem, head) share a row.
-    2. A section of several blocks also has a row, before its first block. A section of one block
-       has a single row.
+    2. A section with several blocks has a row of its own before its first block. A section with one
+       block shares the row of this block.
     3. The last row is the total.
 
     Example:

@@ -7,7 +7,7 @@ Park, Joe-Wong: *FedFA: Federated Learning with Flexible Architectures*, Eq. 1:
 ======================  ====================================================
 symbol                  here
 ======================  ====================================================
-``ΔM_c``                honest update: the state after the program, minus the sent state
+``ΔM_c``                honest update: the state after honest training, minus the sent state
 ``ΔM_backdoor``         update of the same program on the same inputs, with labels shuffled among
                         all malicious clients (§5.1), or within each of them
 ``λ``                   ``Attack.intensity``
@@ -34,17 +34,18 @@ from archgraph.processes.isolation import seed_torch
 def drawn_attackers(
     clients: Sequence[int], share: float, seed: int, tiers: Sequence[str] = ()
 ) -> frozenset[int]:
-    """Choose the malicious clients at random: the fraction ``share`` of all clients, rounded.
+    """Choose the malicious clients at random.
 
-    If ``share`` is above 0, at least one client is chosen.
+    Their number is ``share`` times the number of clients, rounded. If ``share`` is above 0, at
+    least one client is malicious.
 
     Args:
         clients: All clients.
         share: Fraction of malicious clients.
         seed: Seed of the run.
-        tiers: Tier of each client. If passed, the fraction applies to each tier. The number of
-            malicious clients per tier is rounded down. To reach the total, further clients
-            are chosen in the tiers with the largest remainders (the first if tied).
+        tiers: Tier of each client. If passed, each tier gets its fraction of malicious clients,
+            rounded down. To reach the total number, one more client is chosen in each of the tiers
+            with the largest remainders (if tied, in the first tiers).
 
     >>> len(drawn_attackers(range(20), 0.2, seed=0)), drawn_attackers(range(20), 0.0, seed=0)
     (4, frozenset())
@@ -68,18 +69,17 @@ def drawn_attackers(
 
 @dataclass(frozen=True)
 class Attack:
-    """A program that runs an honest client's program and adds a backdoor to the update (Eq. 1).
+    """The training of a malicious client, which adds a backdoor to its update (Eq. 1).
 
-    The honest training draws the same random numbers as in a run without the attack. With
-    ``intensity=0``, the update is therefore bit-identical to the honest update. Only trainable
-    parameters are attacked. A multiple of the change of running statistics or counters could be
-    invalid, such as a negative variance, and would be rejected.
+    The client first trains like an honest client, with the same random numbers as in a run without
+    attack. With ``intensity=0``, its update is therefore bit-identical to the honest update. The
+    backdoor is added only to trainable parameters. Running statistics and counters are not changed,
+    because invalid values (such as a negative variance) would be rejected.
 
     Attributes:
-        program: Program of an honest client.
+        program: The training of an honest client.
         intensity: The factor λ of the backdoor update.
-        seed: Seed for shuffling the client's own labels; the shuffled labels are the same in every
-            round.
+        seed: Seed with which the client's own labels are shuffled, in the same way in every round.
         labels: Labels of the client's examples for the backdoor, ``[example, ...]``, from
             :func:`exchanged`. Default: the client's own labels, shuffled.
     """

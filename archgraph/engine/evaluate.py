@@ -44,7 +44,7 @@ from archgraph.states.updates import unsummable
 
 @dataclass(frozen=True, eq=False)
 class Evaluator:
-    """Tests a strategy's models according to the experiment's key ``evaluate``."""
+    """Tests a strategy's models as the key ``evaluate`` of the experiment requires."""
 
     experiment: Experiment
     workers: Workers = field(default_factory=Workers)
@@ -154,7 +154,7 @@ class Evaluator:
         return figures
 
     def of_client(self, model: Evaluated, client: int) -> dict[str, float]:
-        """Return a model's metrics on one client's part of the test data, if there is any."""
+        """Return a model's metrics on a client's own test data, if the client has any."""
         model = dataclasses.replace(model, clients=(client,))
         tested = self._tested(model)
         if not self._learning.per_example:

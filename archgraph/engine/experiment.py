@@ -33,21 +33,23 @@ class Experiment:
         world: The clients, tiers and devices.
         strategy: The federated method.
         data: The data set.
-        shares: Dict from client to the indices of its training examples. An additional model has
-            the indices of the client that trains it.
+        shares: Dict from client id to the indices of the client's training examples. A client may
+            train additional models, which have their own ids. Their indices are those of the
+            client.
         local: Options of local training.
         evaluate: Options of tests.
         engine: Number of processes, and limits on a client's time and memory.
         attack: Options of malicious clients. Default: no client is malicious.
-        sampled: Number of clients in each round. Default: all.
+        sampled: Number of clients that take part in each round. Default: all.
         patience: Number of consecutive rounds without an accepted update after which the run ends.
-            A run also ends after any round in which all clients fail.
+            A run also ends if all clients of a round fail.
         privacy: Options of differential privacy. Default: none.
-        bound: Maximum size (root mean square) of an update, as a multiple of the median of the
-            round. Default: no limit.
+        bound: Maximum root mean square of an update, as a multiple of the median over the updates
+            of the round. Default: no maximum.
         text: The resolved experiment as YAML, which is written to the run folder.
-        facts: Everything that determines the results of the run, as JSON values.
-        locating: Maps a key to a context manager that adds the key's line in the file to errors.
+        facts: JSON values of everything that affects the results of the run.
+        locating: Function that maps a key of the experiment to a context manager. Errors in this
+            context state the line of the key in the file.
         selection: Options for selecting a round by its metrics on held-out examples. Default: no
             examples are held out.
         held_out: Indices of the held-out training examples.
@@ -85,9 +87,9 @@ class Experiment:
 
     @functools.cached_property
     def exchanged(self) -> Mapping[int, torch.Tensor]:
-        """Dict from malicious client to its backdoor labels, if labels are shuffled among clients.
+        """If labels are shuffled among malicious clients, dict from client to its shuffled labels.
 
-        All models of a client have the same labels.
+        The additional models of a client have the same labels as the client.
         """
         if self.attack is None or self.attack.among == "own":
             return {}
@@ -120,7 +122,7 @@ class Experiment:
         return self.by_kind.get(clients[clients[client].owner].name, self.local)
 
     def shard(self, client: int) -> Shard:
-        """Return a client's training data, as a new copy that is not cached."""
+        """Return a new copy of a client's training data."""
         train, share = self.data.train, self.shares[client]
         device, histogram = self.world.device, self.world.clients[client].histogram
         if train.stream is not None:
@@ -153,8 +155,8 @@ class Experiment:
     ) -> Work:
         """Create the input of a client's program, with copies of all tensors and values.
 
-        The task's tensors may share memory with the server's state. The copies ensure that a
-        program that writes in place changes neither the server's state nor private tensors.
+        Without copies, a program that changes tensors in place could change the server's state or
+        the client's private tensors.
         """
         data, local = self.shard(client), self.local_of(client)
         mean, std = self.data.train.mean, self.data.train.std

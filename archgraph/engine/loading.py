@@ -19,19 +19,20 @@ def load(
 
     Args:
         path: A file (YAML or ONNX), a folder written by :func:`archgraph.save` or by transformers,
-            ``RUN:NAME`` for a model of a run (``global`` or a kind of client, as in the table of
-            :func:`archgraph.run`), or a run folder for all of its models.
-        choices: Values of the model's ``choices``, e.g. ``{"stage1.depth": 4}``. For an ONNX file,
-            numbers for dynamic dimensions, and ``"open"`` to make fixed dimensions dynamic:
-            ``{"batch": "open", "length": 128}``.
-        python: If True, allow running the Python code that the file, or the run's files, refer to.
+            ``RUN:NAME`` for a model of a run, or a run folder for all models of the run. ``NAME``
+            is ``global`` or a kind of client, as in the table of :func:`archgraph.run`.
+        choices: For a YAML file, values of the model's ``choices``, e.g. ``{"stage1.depth": 4}``.
+            For an ONNX file, sizes of dimensions, e.g. ``{"batch": "open", "length": 128}``. A
+            number fixes a dynamic dimension; ``"open"`` makes a fixed dimension dynamic.
+        python: If True, allow running the Python code to which the file or the files of the run
+            refer.
 
     Returns:
-        For a YAML file, the graph. For files with weights (ONNX, a folder, ``RUN:NAME``), the
-        result of :func:`archgraph.trace`: ``graph, state = load("net.onnx")``. For a transformers
-        folder, the result of :func:`archgraph.from_transformers`. For a run folder, a dict from the
-        name of each model to its graph and state. The state of a run's model includes the running
-        statistics that its test used.
+        For a YAML file, the graph. For files with weights (ONNX, a folder, ``RUN:NAME``), a graph
+        and a state: ``graph, state = load("net.onnx")``. For a transformers folder, the result of
+        :func:`archgraph.from_transformers`. For a run folder, a dict from the name of each model to
+        a graph and a state. The state of a run's model includes the running statistics with which
+        the model was tested.
 
     Raises:
         SpecError: If the file cannot be read, if it refers to Python code and ``python`` is False,

@@ -54,10 +54,10 @@ class Run:
         server: State of the server after the last round.
         rounds: The record of each round, a dict as in ``metrics.jsonl``.
         folder: The run folder, if there is one.
-        notes: Notes about data that may have been interpreted wrongly, about trackers that failed,
-            and about reasons why results may differ from those of an uninterrupted run.
-        best: The round whose weights the run returns, if the experiment sets `keep: best`.
-            Default: the last round.
+        notes: Messages about data that may have been read in an unintended way, about trackers that
+            failed, and about reasons why results may differ from those of an uninterrupted run.
+        best: Number of the best round, if the experiment sets `keep: best`. The weights of the run
+            are those after this round. Otherwise, they are those after the last round.
     """
 
     experiment: Experiment
@@ -69,7 +69,7 @@ class Run:
 
     @property
     def evaluation(self) -> Mapping[str, Json]:
-        """The evaluation of the last round, or with `keep: best` of the best round."""
+        """The evaluation of the last round, or of the best round with `keep: best`."""
         until = [r for r in self.rounds if self.best is None or r["round"] <= self.best]
         return next((r["evaluation"] for r in reversed(until) if r.get("evaluation")), {})
 
@@ -80,13 +80,13 @@ class Run:
 
     @property
     def sound(self) -> bool:
-        """Whether the last round accepted an update, and the last test's metrics are finite."""
+        """Whether an update was accepted in the last round and the last metrics are finite."""
         accepted = not self.rounds or not idle(self.rounds[-1])
         return accepted and not any(troubles([{"evaluation": self.evaluation}]))
 
     @property
     def privacy(self) -> Mapping[str, Json]:
-        """The privacy spent so far, ``epsilon`` and ``delta``; ``epsilon`` is None if infinite."""
+        """The privacy budget spent, ``epsilon`` and ``delta``; ``epsilon`` is None if infinite."""
         return self.rounds[-1].get("privacy", {}) if self.rounds else {}
 
     @property
@@ -98,16 +98,18 @@ class Run:
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Dict from phase (such as local training or evaluation) to its seconds in all rounds."""
+        """Dict from phase (such as local training) to its total time in seconds."""
         names = ("local", "server", "evaluate", "record", "total")
         return {name: sum(r["seconds"].get(name, 0.0) for r in self.rounds) for name in names}
 
     def to_frame(self) -> DataFrame:
-        """Return a data frame with a row per value: round, part, group, metric, value.
+        """Return a data frame with the columns round, part, group, metric and value.
 
-        ``part`` is ``test``, ``test local``, ``validation``, ``train`` or ``run``. ``group`` is the
-        name of a model, a client or the run. See :class:`archgraph.record.points.Point`. Tables,
-        plots and reports of runs use the same values.
+        ``part`` is the data on which the value was computed: ``test``, ``test local`` (a client's
+        own test data), ``validation`` or ``train``. It is ``run`` for values such as times.
+        ``group`` is the name of a model, a client or the run. See
+        :class:`archgraph.record.points.Point`. Tables, plots and reports of runs use the same
+        values.
         """
         return frame(self.rounds)
 
@@ -163,31 +165,32 @@ def run(
             graph or the result of ``ag.trace``.
         out: Run folder. Default: the experiment's ``out``; if that is not set, nothing is written.
         resume: Resume the run in the folder from its last checkpoint. If the run stopped before its
-            folder was complete, start again.
+            first checkpoint was complete, start the run from the beginning.
         resume_from: Resume the run after this round, and remove later rounds.
         overwrite: Replace the run in the folder, once the new run is ready to start.
         data_root: Folder of the data. Default: ``data.root`` in the experiment, or else the
             environment variable ``ARCHGRAPH_DATA``.
-        data: Data to use instead of the experiment's ``data``. It is either a pair ``(train,
-            test)``, where each is a torch dataset or a pair ``(inputs, targets)`` of tensors, and
-            ``train`` may also be a mapping from clients to such data (see
-            :func:`archgraph.data.dataset_of`). Or it is ``{"huggingface": dataset, …}`` with a
-            Dataset or DatasetDict, and the keys ``inputs`` or ``text``, and ``target``, as in a
-            file.
+        data: Data to use instead of the experiment's ``data``. The first form is a pair ``(train,
+            test)``. Each of the two is a torch dataset or a pair of tensors ``(inputs, targets)``.
+            ``train`` may also be a dict from client to a torch dataset or a pair of tensors (see
+            :func:`archgraph.data.dataset_of`). The second form is ``{"huggingface": dataset, …}``
+            with a Dataset or DatasetDict. Its further keys are ``target``, and ``inputs`` or
+            ``text``, as in a file.
         progress: Write a line per round to standard error.
-        python: Consent to run the Python code that the experiment, its data and its models name.
-        trackers: Trackers that get the metrics of every round, in addition to the experiment's
-            trackers. Each is a name, a name with options (``{"csv": {"path": "figures.csv"}}``), or
-            an object with the methods of :class:`archgraph.record.Tracker`.
+        python: If True, allow running the Python code to which the experiment, its data and its
+            models refer.
+        trackers: Trackers that receive the metrics of every round, in addition to those of the
+            experiment. Each is a name, a name with options (``{"csv": {"path": "figures.csv"}}``),
+            or an object with the methods of :class:`archgraph.record.Tracker`.
 
     Returns:
-        The finished run: server state, metrics of each round, a table.
+        The finished run, with the server's state, the metrics of each round and a table of results.
 
     Raises:
-        ArchGraphError: If the experiment is invalid, or if the folder is in use, cannot be written,
-            contains another experiment or a changed file. Nothing is written in these cases. The
-            error is also raised if all clients of a round fail, or if no update is accepted for
-            `patience` rounds. The record of the earlier rounds then remains.
+        ArchGraphError: If the experiment is invalid; if the folder is in use, cannot be written, or
+            contains another experiment or a changed file. Nothing is written in these cases. Also
+            if all clients of a round fail, or if no update is accepted in `patience` consecutive
+            rounds. In these cases, the record of the earlier rounds is kept.
     """
     spec = experiment if isinstance(experiment, ExperimentSpec) else load_experiment(experiment)
     folder = None if out is None and spec.out is None else Path(out or spec.out or "")

@@ -38,11 +38,12 @@ def recalibrated(
     seed: int = 0,
     device: str = "cpu",
 ) -> State:
-    """Return the state with running statistics that are means over one pass of the data.
+    """Return the state with new running statistics, computed in one pass over the data.
 
-    The model runs in evaluation mode (without dropout and HeteroFL's scaler), but layers with
-    running statistics use the statistics of each batch. Batches are drawn in random order, since
-    the data may be sorted. Their sizes differ by at most one.
+    The new running statistics are means over batches. The model runs in evaluation mode (without
+    dropout and HeteroFL's scaler), but layers with running statistics normalise with the statistics
+    of each batch. Examples are drawn in random order, since the data may be sorted. The sizes of
+    the batches differ by at most one.
 
     Args:
         graph: The architecture.
@@ -54,7 +55,8 @@ def recalibrated(
         device: Device to compute on.
 
     Returns:
-        A state with the same tensors; ``state`` itself if the graph has no running statistics.
+        A state in which only the running statistics differ from ``state``. If the graph has no
+        running statistics, ``state`` itself.
     """
     probe, buffers = _measuring(graph)
     # Models without such layers need no pass over the data.

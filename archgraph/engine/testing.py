@@ -94,20 +94,20 @@ def answers(
     device: str = "cpu",
     workers: Workers | None = None,
 ) -> list[Answers]:
-    """Test a module in evaluation mode, on one thread.
+    """Test a module in evaluation mode on one thread, without and with masks of classes.
 
-    Returns the answers without a mask, then the answers with each mask.
+    Returns a list with the result without a mask, followed by the result for each mask.
 
     Args:
         module: The module, on ``device``.
         data: Test examples.
         learning: The learning task.
-        predict: Maps outputs to predictions. Default: as the task does.
-        masks: Masks of classes, bool ``[classes]``. For each mask, the logits of other classes are
-            set to 0.
+        predict: Function that maps outputs to predictions. Default: that of the task.
+        masks: Masks of classes, each a bool tensor ``[classes]``. Logits of classes that are False
+            in the mask are set to 0.
         batch: Number of examples per batch.
         device: Device of the module.
-        workers: Worker processes for the test. Default: this process.
+        workers: Worker processes in which the test runs. Default: this process.
     """
     module.eval()
     metrics = [metric for metric in learning.measured if isinstance(metric, Metric)]

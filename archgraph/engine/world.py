@@ -85,10 +85,10 @@ def prepare(
 
     1. Configure the strategy, and build the architectures of the family.
     2. Read the data.
-    3. Match models, data and task, or raise an error if they do not fit.
-    4. Read initial weights from a file, and set the number of clients in a round.
-    5. Distribute training examples; some may be public for all clients.
-    6. Hold out examples for validation.
+    3. Check that models, data and task match.
+    4. Read initial weights, if they are in a file, and compute the number of clients per round.
+    5. Distribute the training examples over the clients, except public examples.
+    6. Hold out training examples for validation.
     7. Assemble the :class:`~archgraph.engine.experiment.Experiment`.
 
     Args:
@@ -99,19 +99,21 @@ def prepare(
         data: Data to use instead of the experiment's data, in any form that
             :func:`archgraph.data.doors.data_from_python` accepts. The experiment's partition is
             still used.
-        imagined: Placeholder data for a dry run. The experiment can start, but the run is not
-            recorded. Default: the data is loaded.
+        imagined: Placeholder for the data, so that an experiment can be checked without it. The run
+            is not recorded. Default: load the data.
         family: The family, if it is already resolved.
-        rows: For training data that stays on the clients' machines: dict from client to the numbers
-            of its examples. On the server it contains all clients, on a client's machine only this
-            client. Default: the training examples are on this machine and are distributed.
-        python: Consent to run the Python code that the experiment and its models name.
+        rows: If training data stays on the clients' machines, a dict from client to the indices of
+            its training examples. On the server, the dict contains all clients; on the machine of a
+            client, only this client. Default: the training data is on this machine, and the
+            experiment's partition distributes it.
+        python: If True, allow running the Python code to which the experiment and its models refer.
 
     Raises:
-        SpecError: If a file is invalid, or names Python code without your consent.
+        SpecError: If a file is invalid, or refers to Python code and ``python`` is False.
         RewriteError: If a client's architecture cannot be built.
-        DataError: If the data is missing or damaged, or cannot be distributed as requested.
-        RunError: If model, data and strategy do not fit each other.
+        DataError: If the data is missing or damaged, or cannot be distributed as the experiment
+            requires.
+        RunError: If model, data and strategy do not match.
     """
     spec = experiment if isinstance(experiment, ExperimentSpec) else load_experiment(experiment)
     with spec.locating("engine"):

@@ -20,21 +20,22 @@ TINY = 1e-30  # lower bound of sizes in divisions
 
 
 class Contribution(NamedTuple):
-    """A client's contribution to the mean of a group of tensors in the server's state.
+    """A client's contribution to a mean over clients, which becomes a part of the server's state.
 
     Attributes:
         client: Id of the client.
-        group: Name of the group, such as ``global``; see :class:`ServerState`.
-        whole: Architecture whose weights form the group, or the group's signature (name, shape and
-            dtype of each tensor).
+        group: Name of the averaged tensors (the group) in the server's state, such as ``global``;
+            see :class:`ServerState`.
+        whole: Architecture whose weights are the group. If there is none, the name, shape and dtype
+            of each tensor of the group.
         transfer: Linear map from the group's tensors to the client's tensors.
         state: The client's tensors after training.
         weight: Weight of the client in the mean.
-        unmerged: Names of the client's tensors that are not merged.
-        sizes: Dict from tensor name to the size by which the tensor is divided; see
-            :func:`covered_mean`.
-        rows: Dict from tensor name to a mask over the tensor's first axis. The mask is 1 for the
-            rows that the client contributes, else 0. Default: all rows.
+        unmerged: Names of the client's tensors that are not averaged.
+        sizes: Dict from tensor name to a number, such as a norm. The client's tensor is divided by
+            this number; see :func:`covered_mean`.
+        rows: Dict from tensor name to a vector with one number per row of the tensor: 1 if the row
+            is averaged, else 0. Default: all rows are averaged.
     """
 
     client: int
@@ -51,10 +52,10 @@ class Contribution(NamedTuple):
     def of(
         cls, result: Result, whole: ArchGraph, weights: WeightOf, *, group: str = GLOBAL
     ) -> Contribution:
-        """Return the contribution of a client's returned state to a group.
+        """Create the contribution of a client's result to a group of the server's state.
 
         Raises:
-            RunError: If the task did not set the transfer of its weights.
+            RunError: If the task did not set the transfer of its weights from the server's state.
         """
         if result.transfer is None:
             hint = "make the task with part(), or set Task.transfer"
@@ -68,7 +69,7 @@ class Contribution(NamedTuple):
 
     @property
     def update(self) -> Update:
-        """The client's update, in the type that the averaging code expects."""
+        """The contribution as an :class:`Update`, the type that the averaging functions take."""
         # Avoids division by a size of 0.
         scales = {name: 1.0 / size if size > TINY else 1.0 for name, size in self.sizes.items()}
         return Update(

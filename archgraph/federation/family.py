@@ -38,10 +38,10 @@ class Family:
     """A global architecture, and the architectures of the clients.
 
     Attributes:
-        graph: The global architecture; empty if clients only have their own models.
-        state: Initial weights of a global model that comes from Python code or a file with weights,
-            else None.
-        clients: One tier per kind of client, in the order of the file.
+        graph: The global architecture. If there is no global model, it is an empty graph.
+        state: Initial weights of the global model, if it comes from Python code or a file with
+            weights. Otherwise None.
+        clients: The tiers, one for each kind of client, in the order of the file.
         name: Name of the family in its file; may be empty.
     """
 

@@ -92,21 +92,22 @@ class LearningTask:
 
     Attributes:
         name: Name of the task in a file.
-        targets: Dtype and shape of the targets; None if any targets are allowed.
+        targets: Dtype and shape of the targets. None if all dtypes and shapes are allowed.
         form: Meaning of a target: a class, labels, numbers, or unknown.
         loss: The loss that training minimises.
         metrics: Metrics that tests compute in addition to the loss.
-        judge: Name of the metric that ranks models: the first metric that was requested.
-        shapes: Maps the shape of an example's target and the number of classes to the shapes that
-            its prediction may have.
-        class_axis: Axis of the classes in a model's output. In predictions, classes are the last
-            axis.
-        per_example: Whether each example has one class.
-        predict: Selects the predictions among a model's outputs.
+        judge: Name of the metric by which models are ranked. This is the first metric in the
+            experiment.
+        shapes: Function that maps the shape of an example's target and the number of classes to the
+            allowed shapes of the example's prediction.
+        class_axis: Axis of the classes in a model's output. In predictions, the classes are moved
+            to the last axis.
+        per_example: Whether each example has exactly one class.
+        predict: Function that selects the predictions among a model's outputs.
         auxiliary: Weight of the loss of each auxiliary output in training.
-        one_logit: Number of axes of the targets, if there are two classes and models may return a
-            single logit per target; else 0.
-        class_weights: Weight of a target of each class in the loss. Default: 1.
+        one_logit: If models may return a single logit per target for two classes, the number of
+            axes of the targets. Otherwise 0.
+        class_weights: Weight of each class in the loss. Default: 1 for all classes.
     """
 
     name: str
@@ -127,13 +128,13 @@ class LearningTask:
     def classed(self) -> bool:
         """Whether targets are classes or labels.
 
-        A client may lack examples of some classes or labels.
+        With such targets, a client may lack examples of some classes or labels.
         """
         return self.form in ("classes", "labels")
 
     @property
     def better(self) -> dict[str, bool | None]:
-        """Dict from metric to whether higher is better. The metric that ranks models comes first.
+        """Dict from metric to True if higher is better. The metric that ranks models comes first.
 
         >>> TASKS["regression"].better
         {'mse': False, 'rmse': False, 'mae': False, 'r2': True, 'loss': False}
@@ -143,7 +144,7 @@ class LearningTask:
 
     @property
     def measured(self) -> tuple[AnyMetric, ...]:
-        """The metrics that tests compute, followed by the loss."""
+        """The metrics that a test computes, and the loss as the last item."""
 
         def rows(predictions: Tensor, targets: Tensor) -> Tensor:
             return self.losses(predictions, targets)
@@ -151,7 +152,7 @@ class LearningTask:
         return (*self.metrics, Metric("loss", False, rows, mean))
 
     def says(self, classes: int) -> str:
-        """Describe the predictions that this task needs, for error messages."""
+        """Describe for error messages which predictions this task requires."""
         one = " or one for both" if classes == 2 else ""
         words = {"classes": f"a logit for each of {classes} classes{one}", "values": "numbers"}
         return words.get(self.form, f"a logit for each of {classes} labels")

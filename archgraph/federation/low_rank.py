@@ -222,13 +222,14 @@ def fresh_factors(world: World, label: str, round: int) -> State:
 
 @dataclass
 class AdapterSums:
-    """Weighted sums of tensors that are computed from clients' adapters.
+    """Weighted sums, over clients, of tensors that are computed from adapters.
 
     Only one client's adapters are in memory at a time.
 
     Attributes:
-        of: Maps an adapter and a client's result to the tensors to sum, and the client's weight.
-            The tensors are in double precision, with the same shapes for all clients.
+        of: Function that maps an adapter and a client's result to a pair: the tensors to sum, and
+            the client's weight. The tensors have double precision, and the same shapes for all
+            clients.
     """
 
     of: Callable[[LowRankAdapter, Result], tuple[tuple[Tensor, ...], float]]
@@ -240,7 +241,7 @@ class AdapterSums:
     def watched(
         self, adapters: Iterable[LowRankAdapter], results: Iterable[Result]
     ) -> Iterable[Result]:
-        """Add the adapters of each result to the sums, and mark them as unmerged in the result."""
+        """Yield each result, with its adapters added to the sums and marked as unmerged."""
         adapters = tuple(adapters)
         names = frozenset(leaf for a in adapters for leaf in (a.down, a.up))
         for result in results:

@@ -34,7 +34,7 @@ class Metric:
             ``[example, number]``.
         value: Maps the rows of all examples, and the number of targets that are not ignored (at
             least one), to the value of the metric.
-        forms: Forms of targets that it applies to.
+        forms: Meanings of a target (:attr:`LearningTask.form`) for which the metric is defined.
     """
 
     name: str
@@ -51,9 +51,9 @@ class DerivedMetric:
     Attributes:
         name: Name of the metric in the records of a run.
         higher_is_better: Whether higher is better.
-        source: Name of the other metric.
-        convert: Maps the value of ``source`` to the value of this metric.
-        forms: Forms of targets that it applies to.
+        source: Name of the metric from which it is computed.
+        convert: Function that maps the value of ``source`` to the value of this metric.
+        forms: Meanings of a target (:attr:`LearningTask.form`) for which the metric is defined.
     """
 
     name: str

@@ -38,12 +38,12 @@ class Weighted(Strategy):
 
 @dataclass(frozen=True)
 class Averaging(Weighted):
-    """Options of a method that averages models with normalisation layers.
+    """Options of a method that averages models which may contain normalisation layers.
 
     Attributes:
-        norm: Treatment of running statistics. With ``averaged`` they are averaged like weights,
-            with ``local`` they stay with the client. With ``static`` they are not used in training
-            and are computed before each test.
+        norm: Treatment of running statistics. ``averaged``: running statistics are averaged like
+            weights. ``local``: each client keeps its own running statistics. ``static``: training
+            does not use running statistics, and they are computed before each test.
     """
 
     norm: Literal["averaged", "local", "static"] = "averaged"

@@ -78,10 +78,11 @@ class TrainOnly:
 
 @dataclass(frozen=True)
 class InTurn:
-    """A program that runs several programs in sequence, each on the previous program's outcome.
+    """A program that runs several programs one after the other, such as two training phases.
 
     Attributes:
-        programs: The programs, in the order in which they run.
+        programs: The programs in order. Each program starts with the weights of the program before
+            it.
 
     Example:
         >>> from archgraph.federation import Train

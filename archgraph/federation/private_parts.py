@@ -31,7 +31,7 @@ def named_entries(graph: ArchGraph, patterns: tuple[str, ...]) -> frozenset[str]
     Args:
         graph: The architecture.
         patterns: Names of parameters and buffers, or patterns of names (``fc.*``). A tied parameter
-            matches by any of its names.
+            is chosen if any of its names matches.
 
     Example:
         >>> from torch import nn, zeros

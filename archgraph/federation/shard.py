@@ -117,8 +117,8 @@ class Shard:
     def batches(self, generator: torch.Generator | None, size: int) -> Iterator[Examples]:
         """Yield the minibatches of one pass, in random order if a generator is passed.
 
-        A remainder of one example joins the previous batch, since batch statistics need two
-        examples.
+        If the last minibatch had only one example, this example is added to the minibatch before
+        it, because batch statistics require two examples.
         """
         count = self.examples
         if self.stream is not None:

@@ -48,25 +48,28 @@ SERVES: Mapping[str, str] = {
 
 @dataclass(frozen=True, repr=False)
 class Evaluated:
-    """A model for evaluation.
+    """A model that is tested after a round.
 
     Attributes:
-        name: Name of a tier, a cluster or a client, or ``global``.
+        name: Name of the model in the records: ``global``, or the name of a tier, a cluster or a
+            client.
         graph: Architecture of the model.
         state: Weights of the model.
-        clients: Ids of clients. The model is tested on the test data of each of these clients, in
-            addition to all test data.
+        clients: Ids of clients. The model is tested on all test data, and on the test data of each
+            of these clients.
         statistics: With ``stored``, the test uses the running statistics in ``state``. With
-            ``recompute``, they are first computed in one pass over training data.
-        predict: Maps outputs to predictions, for example a mean over exits. Default: the task's.
-        private: If True, each client's private tensors (such as personal layers) replace the
-            model's before the test on the client's data.
-        program: A program that runs on each client's training data before the test on the client's
-            data, such as fine-tuning.
-        states: Dict from client id to the weights of the client's own version of the model, created
-            on access. ``state`` is then one of these versions.
-        current: Names of tensors in ``state`` that private tensors do not replace, because the
-            clients' private tensors are from an earlier round.
+            ``recompute``, new running statistics are computed before the test, in one pass over
+            training data.
+        predict: Function that maps outputs to predictions, for example a mean over exits. Default:
+            that of the task.
+        private: If True, for the test on a client's data, the client's private tensors (such as
+            personal layers) replace those of the model.
+        program: A program, such as fine-tuning, that is run on a client's training data before the
+            test on the client's test data.
+        states: Dict from client id to weights, if each client has its own version of the model. The
+            weights are created on access. ``state`` is the version of one of the clients.
+        current: Names of tensors that are not replaced with ``private=True``, because the private
+            tensors of the clients are older than ``state``.
     """
 
     name: str

@@ -27,11 +27,12 @@ class Examples(NamedTuple):
     """A minibatch of inputs and targets.
 
     Attributes:
-        inputs: Inputs of the model, in order, each ``[batch, ...]``.
+        inputs: List of the model's inputs, each ``[batch, ...]``.
         targets: Targets ``[batch, ...]``: classes (``-100`` is ignored), labels or numbers.
-        ids: Index of each example in the client's data, ``[batch]``; the same in all rounds.
-        all_count: True if no target is ignored; False if this is unknown. If True, training steps
-            need not read targets from the device.
+        ids: Index of each example in the client's data, ``[batch]``. An example has the same index
+            in all rounds.
+        all_count: True if it is known that no target is ignored. Training is then faster, because
+            it does not have to count the targets.
     """
 
     inputs: tuple[Tensor, ...]
@@ -61,13 +62,13 @@ class ClientData(Protocol):
 
     @property
     def histogram(self) -> tuple[int, ...]:
-        """Number of targets per class, label or token; empty if targets are numbers."""
+        """Number of targets of each class, label or token; empty if targets are numbers."""
 
     def batches(self, generator: torch.Generator | None, size: int) -> Iterator[Examples]:
         """Yield the minibatches of one pass, in random order if a generator is passed.
 
-        A remainder of one example joins the previous batch, since batch statistics need two
-        examples.
+        If the last minibatch had only one example, this example is added to the minibatch before
+        it, because batch statistics require two examples.
         """
 
 

@@ -107,16 +107,16 @@ class Client:
 
     Attributes:
         id: Index of the client in ``World.clients``.
-        name: Name of the client's tier in the family.
+        name: Name of the client's tier (kind of client) in the family.
         examples: Number of training examples.
         histogram: Number of training targets per class (for text, per token of the vocabulary).
             Empty if targets are not classes.
-        of: A client may train additional models on its data. Strategies treat an additional model
-            as a separate client, which is not tested. ``of`` is then the id of the client that
-            trains this model. Default: this is a client of the family.
-        counted: Total weight of the client's training targets in its loss. Ignored targets have the
-            weight 0, other targets the weight of their class. If the total is 0, strategies do not
-            get the client's results. Default: 1 per example.
+        of: A client may train additional models on its data. A strategy sees each additional model
+            as a separate ``Client``, which is not tested. For an additional model, ``of`` is the id
+            of the client that trains it. For other clients, it is None.
+        counted: Total weight of the client's training targets in the loss. An ignored target has
+            weight 0, any other target the weight of its class. If the total is 0, the client's
+            results are not passed to the strategy. Default: the number of examples.
     """
 
     id: int
@@ -128,12 +128,12 @@ class Client:
 
     @property
     def weight(self) -> float:
-        """Weight of the client in averages over examples: ``counted``, or else ``examples``."""
+        """Weight of the client in averages over examples: ``counted`` if set, else ``examples``."""
         return self.examples if self.counted is None else self.counted
 
     @property
     def owner(self) -> int:
-        """Id of the client that owns the data."""
+        """Id of the client whose data is used; for an additional model, that is ``of``."""
         return self.id if self.of is None else self.of
 
 

@@ -79,35 +79,37 @@ def to_peft(
 ) -> None:
     """Write the low-rank adapters of a network as a folder that PEFT can load.
 
-    If some parameters of the network are frozen, the folder also contains the other trained
-    tensors: complete layers (such as a classifier), biases (if all biases are trained, or those of
-    all layers with adapters), and running statistics.
+    If some parameters of the network are frozen, the folder also contains trained tensors that are
+    not adapters. These are complete layers (such as a classifier), running statistics, and biases.
+    Biases are only possible if all biases are trained, or exactly those of the layers with
+    adapters.
 
-    1. If the network was traced from a PEFT model, use the names of the model without PEFT.
-    2. Number layers with adapters as in the base.
+    1. If the network was traced from a PEFT model, use the names of the model inside the PEFT
+       model.
+    2. Give the layers with adapters the numbers that they have in the base model.
     3. Save the other trained tensors, as biases or as complete modules.
-    4. Check that the base contains all tensors that the folder does not contain.
+    4. Check that the base model contains all tensors that the folder lacks.
 
     Args:
         graph: A network with adapters, added by :func:`archgraph.add_lora` or PEFT.
         state: Its weights.
         folder: Folder for the files ``adapter_config.json`` and ``adapter_model.safetensors``.
-        base: Name or folder of the model to which PEFT will add the adapters. PEFT identifies
-            layers by their numbers. With a folder, layers are numbered as in its model; with a
-            name, they keep their numbers. A base is required if blocks of the network were removed
-            or repeated: the folder that :func:`archgraph.to_transformers` wrote for the network,
-            or the original model. The weights in a folder are compared with those weights of the
-            network that are not saved here.
-        task_type: PEFT's name for the task, such as ``CAUSAL_LM``. By default, the task follows
-            from the model's class. No task is set if PEFT would then train a head (``classifier``)
-            that is frozen here.
+        base: Name or folder of the model to which PEFT will add the adapters (the base model). PEFT
+            identifies layers by their numbers. If a folder is passed, layers get the numbers of the
+            model in the folder, and weights that are not saved are compared with those in the
+            folder. If a name is passed, layers keep their numbers. A base is required if blocks of
+            the network were removed or repeated: pass the folder that
+            :func:`archgraph.to_transformers` wrote for the network, or the original model.
+        task_type: PEFT's name for the task, such as ``CAUSAL_LM``. Default: the task of the model's
+            class. No task is set by default if PEFT would therefore train a head (``classifier``)
+            that is frozen in the network.
 
     Raises:
-        RewriteError: If the network does not have low-rank adapters, has adapters of another kind
-            (such as DoRA), or has adapters with different dropouts. Also if there is no base and
-            layers are not numbered consecutively, if the base lacks a layer or has other weights,
-            or if both the weight of a layer and its adapter are trained.
-        GraphError: If the state does not fit the graph.
+        RewriteError: If the network has no low-rank adapters, adapters of another kind (such as
+            DoRA), or adapters with different dropouts; if layers are not numbered consecutively and
+            no base is passed; if the base model lacks a layer or has different weights; if both the
+            weight and the adapter of a layer are trained.
+        GraphError: If the state does not match the graph.
 
     Example:
         >>> import tempfile, torch, archgraph as ag
@@ -173,29 +175,30 @@ def from_peft(
 ) -> Traced:
     """Add the adapters in a folder, written by PEFT or :func:`to_peft`, to a network.
 
-    1. Map the layers in the folder to those of the network.
-    2. Add the adapters. Adapters of the same rank and scale are added together.
-    3. Replace tensors of the state by the other tensors in the folder.
-    4. Freeze all parameters except those that PEFT trains: adapters, complete modules in the
-       folder, and the biases that the configuration names. PEFT also saves the base weights of an
-       embedding or language-model head with an adapter; these stay frozen.
+    1. Find the layer of the network for each adapter in the folder.
+    2. Add the adapters.
+    3. Copy the other tensors in the folder to the state.
+    4. Freeze all parameters that PEFT does not train. PEFT trains adapters, modules that the folder
+       contains completely, and the biases that the configuration names. If an embedding or a
+       language-model head has an adapter, the folder may contain its original weight, which stays
+       frozen.
 
     Args:
         graph: The model without adapters.
         state: Its weights.
         folder: A folder with ``adapter_config.json`` and ``adapter_model.safetensors``.
-        base: Name or folder of the model with which the adapters were trained, as for
-            :func:`to_peft`. Default: the folder that the adapters' configuration names, if it
-            exists.
+        base: Name or folder of the model for which the adapters were trained, as for
+            :func:`to_peft`. Default: the folder that the configuration of the adapters names, if
+            this folder exists.
 
     Returns:
         The graph with adapters, and its state.
 
     Raises:
-        GraphError: If the folder lacks a file, contains another kind of adapter, or contains a
-            tensor whose layer the graph does not have.
-        RewriteError: If there is no base and the graph's layers are not numbered consecutively, or
-            if an adapter cannot be added to a layer.
+        GraphError: If the folder lacks a file, contains adapters that are not low-rank adapters, or
+            contains a tensor for a layer that the graph does not have.
+        RewriteError: If an adapter cannot be added to a layer, or if a base is required because the
+            graph's layers are not numbered consecutively.
 
     Example:
         >>> import torch, archgraph as ag

@@ -31,10 +31,10 @@ _WEIGHTS = {"pretrained", "checkpoint_path"}
 def to_timm(
     graph: ArchGraph, /, state: State, name: str, file: str | os.PathLike[str], **args: Any
 ) -> dict[str, Any]:
-    """Write the weights of a cut or shortened network in a file for ``timm.create_model``.
+    """Write the weights of a narrowed or shortened network to a file for ``timm.create_model``.
 
-    The arguments for the new network are searched, starting from those with which the class of the
-    original model was constructed (see :func:`archgraph.to_transformers`).
+    The arguments of ``create_model`` for the new network are found by a search, which starts from
+    the arguments of the original model (see :func:`archgraph.to_transformers`).
 
     Args:
         graph: A traced and rewritten timm model.
@@ -44,12 +44,12 @@ def to_timm(
         **args: Arguments with which the original model was created.
 
     Returns:
-        Arguments of the new network. ``timm.create_model(name, checkpoint_path=file, **arguments)``
-        loads it.
+        Arguments for the new network. ``timm.create_model(name, checkpoint_path=file,
+        **arguments)`` creates it with its weights.
 
     Raises:
-        RewriteError: If no arguments give the shapes of the network. The error names the axis that
-            prevents it.
+        RewriteError: If the class does not have the shapes of the network with any arguments. The
+            error names an axis that no arguments can produce.
         GraphError: If timm is not installed or does not have this model, or if the state does not
             fit the graph.
 

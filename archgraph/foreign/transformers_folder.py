@@ -72,9 +72,9 @@ def from_transformers(
 ) -> tuple[ArchGraph, LazyState]:
     """Read the graph of a transformers folder, without loading its weights.
 
-    The transformers class that ``config.json`` names is constructed on the meta device and traced
-    in the configuration's dtype. Nothing is downloaded, no pickle is opened, and no code in the
-    folder is executed. The graph is not compared with the model, which would require the weights.
+    The class that ``config.json`` names is constructed on the meta device in the configuration's
+    dtype, and traced. Nothing is downloaded, no pickle is opened, and no code in the folder is
+    executed. ``verify`` of :func:`archgraph.trace` is off, because it would require the weights.
 
     Args:
         folder: A folder with ``config.json`` and weights in safetensors, in one file or in shards.
@@ -82,11 +82,11 @@ def from_transformers(
             configuration.
 
     Returns:
-        The graph, and its weights as a state that reads each tensor from its file on access.
+        The graph, and a state that reads each tensor from its file on access.
 
     Raises:
-        GraphError: If the folder does not contain a model, lacks weights, or contains a quantised
-            model, or if example inputs are required.
+        GraphError: If the folder contains no model, no weights or a quantised model, or if example
+            inputs must be passed.
         TraceError: If the class cannot be traced.
 
     Example:
@@ -124,15 +124,16 @@ def to_transformers(
     *,
     max_shard_size: int | None = None,
 ) -> dict[str, Any]:
-    r"""Write a cut, shortened or lengthened network as a folder for ``from_pretrained``.
+    r"""Write a narrowed, shortened or lengthened network as a folder for ``from_pretrained``.
 
-    The configuration is found by a search. Numbers in the original configuration are changed until
-    the class has the shapes of the network and computes the same. A model in memory is compared by
-    its results with random weights, the model in a folder by its operators. Layers are numbered
-    without gaps. Weights keep their dtype.
+    The configuration is found by a search: numbers in the original configuration are changed until
+    the transformers class has the shapes of the network and computes the same. To compare, a model
+    in memory is run with random weights. For a model in a folder, the operators are compared
+    instead. Layers are numbered without gaps. Weights keep their dtype.
 
-    The width of a model that returns hidden states cannot be cut. Instead, trace a wrapper that
-    returns only logits and has the arguments of the model's ``forward``, and pass the model here.
+    The width of the hidden states cannot be cut if the model returns them. To cut this width, trace
+    a wrapper that has the same arguments as the model's ``forward`` but returns only the logits. As
+    ``like``, pass the model inside the wrapper.
 
     To copy from folder to folder without loading the whole model into memory, pass the state
     ``state.through(small.transfer)``, where ``state`` is the result of
@@ -142,21 +143,22 @@ def to_transformers(
     Args:
         graph: A traced and rewritten model.
         state: The weights of the network.
-        like: The traced model, or its folder. The model may be wrapped by PEFT.
+        like: The model that was traced, or its folder. The model may be a PEFT model.
         folder: Folder for ``config.json`` and the weights. If the original is a folder, this folder
             must be new or empty.
         max_shard_size: Maximum size of a file of weights, in bytes. Default: as in the original
             folder, at most 5 GB.
 
     Returns:
-        A dict of the configuration entries that differ from the original. An item of a list has the
-        name of the list followed by its index; a list of another length is returned completely.
+        A dict of the configuration values that differ from the original. For an item of a list, the
+        key is the name of the list followed by the index. A list whose length differs is returned
+        completely.
 
     Raises:
-        RewriteError: If no configuration of the class has the shapes of the network, or the class
-            then computes something else. The error names the axis or block that prevents it, and
-            the nearest configuration.
-        GraphError: If the state does not fit the graph, or the model of a folder cannot be read.
+        RewriteError: If no configuration of the class has the shapes of the network and computes
+            the same. The error names the axis or block that no configuration can produce, and the
+            nearest configuration.
+        GraphError: If the state does not match the graph, or the model of a folder cannot be read.
         RunError: If the folder is not empty, or cannot be written.
 
     Example:

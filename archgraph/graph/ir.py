@@ -53,11 +53,11 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class Param:
-    """A leaf of the graph: a parameter, a buffer of the state, or a constant of the architecture.
+    """A tensor of the graph: a parameter, a buffer, or a constant.
 
-    ``aliases`` are the other keys of the same tensor in the state dict (tied weights). ``value`` is
-    the initial value of a buffer that no operator initialises, such as an index table or a
-    positional encoding. Constants always have a value and are not part of the state.
+    A tied tensor has several keys in the model's state dict. One of these keys is its name, and
+    ``aliases`` are the others. ``value`` is the initial value of a buffer such as an index table or
+    a positional encoding. A constant always has a ``value`` and is not part of the state.
     """
 
     name: str
@@ -74,7 +74,7 @@ class Param:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape. It consists of numbers, because a leaf does not have a batch dimension."""
+        """Shape of the tensor, as numbers."""
         return tuple([s for s in self.type.shape if isinstance(s, int)])  # a list is faster
 
     @property
@@ -100,8 +100,8 @@ class Node:
     Attributes:
         name: Unique name in the graph.
         op: ``input``, ``getitem`` or an ATen overload, e.g. ``aten.conv2d``, ``aten.add.Tensor``.
-        args: Pairs of argument name and value, in the order of the operator's schema, without
-            arguments that equal their default.
+        args: Pairs of argument name and value, in the order of the operator's schema. Arguments
+            that equal their default are omitted.
         type: Type of the result; a tuple for operators with several results.
         scope: Module path of the call, e.g. ``layer1.0.conv1``.
         source: Line of the user's code, for messages; not part of equality.
@@ -115,7 +115,7 @@ class Node:
     source: str = field(default="", compare=False)
 
     def arg(self, name: str, default: Value = None) -> Value:
-        """Return an argument by its name in the schema, or ``default`` if it is missing."""
+        """Return the argument with this name in the schema, or ``default`` if there is none."""
         for key, value in self.args:
             if key == name:
                 return value
@@ -130,14 +130,14 @@ class Node:
         return dataclasses.replace(self, args=tuple(args))
 
     def mapped(self, change: Callable[[Value], Value]) -> Node:
-        """Return the node with ``change`` applied to every item of its nested arguments."""
+        """Return a copy with ``change`` applied to each item of the nested arguments."""
         args = tuple((k, replace(v, change)) for k, v in self.args)
         # `dataclasses.replace` takes three times as long, and rewrites create many nodes.
         return Node(self.name, self.op, args, self.type, self.scope, self.source)
 
     @property
     def moded(self) -> bool:
-        """Whether an argument depends on the mode."""
+        """Whether an argument differs between training and evaluation."""
         return any(isinstance(item, Mode) for _, value in self.args for item in nested(value))
 
     @property
@@ -158,7 +158,7 @@ class Node:
     def operands(self) -> Iterator[Ref | Leaf]:
         """Yield references to the results, parameters, buffers and constants that the node uses.
 
-        They are in argument order, with repetition.
+        References are in the order of the arguments and may repeat.
         """
         for _, value in self.args:
             if isinstance(value, (Ref, Leaf)):  # the common case; walking takes three times as long
@@ -167,11 +167,11 @@ class Node:
                 yield from (item for item in walk(value) if isinstance(item, (Ref, Leaf)))
 
     def uses(self) -> Iterator[str]:
-        """Yield names of nodes whose results are used, in argument order, with repetition."""
+        """Yield the names of nodes whose results are used, in argument order; names may repeat."""
         return (item.name for item in self.operands() if isinstance(item, Ref))
 
     def leaves(self) -> Iterator[str]:
-        """Yield names of parameters, buffers and constants, in argument order, with repetition."""
+        """Yield the used parameters, buffers and constants, in argument order; names may repeat."""
         return (item.name for item in self.operands() if isinstance(item, Leaf))
 
     def __str__(self) -> str:
@@ -189,23 +189,24 @@ class ArchGraph:
 
     Attributes:
         name: Name of the graph. Not compared by ``==``.
-        notes: Decisions of the capture, and parts of the model that it could not represent. Not
-            compared by ``==``.
-        inputs: Forward's arguments in order: pairs of a name and a nested structure of ``Ref`` to
-            ``input`` nodes.
+        notes: Remarks of :func:`trace`, for example about parts of the model that a graph cannot
+            represent. Not compared by ``==``.
+        inputs: The arguments of ``forward``, in order. Each is a pair of a name and a nested
+            structure of references (``Ref``) to ``input`` nodes.
         params: Parameters, buffers and constants (leaves), in the order of the state dict.
         nodes: Operators in topological order, ``input`` nodes first.
-        outputs: Nested structure of ``Ref`` that forward returns; a ``Mode`` if training returns
-            more.
-        updates: Pairs ``(buffer, value)`` for buffers to which forward assigns a value. In a mode
-            in which the value is ``None``, forward does not change the buffer.
+        outputs: The results of ``forward``: a nested structure of references (``Ref``) to nodes. If
+            the results in training and in evaluation differ, a ``Mode`` with both.
+        updates: Pairs ``(buffer, value)`` for the buffers to which ``forward`` assigns a value. If
+            the value is ``None`` for training or for evaluation, ``forward`` does not change the
+            buffer there.
         sections: The user's sections, ``(name, (block, ...))``. A section without blocks
             contains the nodes whose scope starts with its name. Default: an analysis finds the
             sections.
-        flags: The ``training`` flags of the model's modules when it was traced, ``(path, flag)``. A
-            flag applies to all modules inside the path, and later flags override earlier flags. Not
-            compared by ``==``, and not printed.
-        shared: Names of modules that the model has under several names. Not compared by ``==``.
+        flags: The ``training`` flags of modules at the time of the trace, as pairs ``(path,
+            flag)``. A flag applies to the module at this path and its submodules. Later flags
+            override earlier flags. Not compared by ``==``, and not printed.
+        shared: Names of modules that occur at several paths of the model. Not compared by ``==``.
     """
 
     inputs: tuple[tuple[str, Value], ...]
@@ -249,12 +250,12 @@ class ArchGraph:
 
     @property
     def users(self) -> Mapping[str, tuple[str, ...]]:
-        """Dict from each node to the names of nodes that use its result, in topological order."""
+        """Dict from node name to the names of the nodes that use its result, in order."""
         return self._memo("users", lambda g: _users(g, g.node, Node.uses))
 
     @property
     def leaf_users(self) -> Mapping[str, tuple[str, ...]]:
-        """Dict from each parameter, buffer or constant to the names of its users, in node order."""
+        """Dict from parameter, buffer or constant to the names of the nodes that use it."""
         return self._memo("leaf_users", lambda g: _users(g, g.param, Node.leaves))
 
     @property
@@ -282,7 +283,7 @@ class ArchGraph:
         return self._memo("nx", build)
 
     def output_refs(self) -> tuple[str, ...]:
-        """Return the names of nodes that the outputs of both modes and the updates use."""
+        """Return the names of the nodes to which outputs and buffer updates refer, in any mode."""
         return self._memo(
             "output_refs",
             lambda g: tuple(dict.fromkeys(refs((g.outputs, *(v for _, v in g.updates))))),
@@ -293,7 +294,7 @@ class ArchGraph:
         return dataclasses.replace(self, **changes)
 
     def mapped(self, change: Callable[[Value], Value]) -> ArchGraph:
-        """Return a copy with ``change`` applied to every item of arguments, outputs and updates."""
+        """Return a copy with ``change`` applied to each item of arguments, outputs, and updates."""
         return self.replace(
             nodes=tuple(n.mapped(change) for n in self.nodes),
             outputs=replace(self.outputs, change),

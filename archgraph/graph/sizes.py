@@ -162,10 +162,10 @@ def at_sizes(graph: ArchGraph, sizes: Mapping[str, int]) -> ArchGraph:
 
 @takes_graph
 def fix_sizes(graph: ArchGraph, sizes: Mapping[str, int] | None = None) -> ArchGraph:
-    """Replace some open (dynamic) sizes of a graph by numbers; the batch stays open.
+    """Replace open (dynamic) sizes of a graph by numbers; the batch size stays open.
 
     Args:
-        graph: The architecture, or an object that has one.
+        graph: The architecture, or an object with an attribute ``graph``.
         sizes: Dict from open sizes to values. Default: all open sizes except the batch, with the
             values of the traced example.
 

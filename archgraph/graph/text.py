@@ -433,7 +433,7 @@ def parse(text: str, *, file: str = "") -> ArchGraph:
         file: Name of the file with the text, for messages.
 
     Raises:
-        SpecError: If a line cannot be parsed, with its line and column.
+        SpecError: If a line cannot be parsed. The message has the line and the column.
 
     Example:
         >>> graph = parse("%x: float32[batch, 2] = input()\nforward x = %x\nreturn %x")

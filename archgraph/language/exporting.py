@@ -32,31 +32,32 @@ def export(
     optimize: bool = False,
     verify: bool = True,
 ) -> Path:
-    """Export a model with its weights. The suffix of the path determines the format.
+    """Export a model with its weights; the suffix of the path sets the format.
 
     - ``.onnx``: model and weights in evaluation mode. The batch size is variable, initializers are
       named like the parameters and buffers, and :func:`archgraph.load` restores the same graph and
       state.
-    - ``.pt2``: the program in evaluation mode with its weights, for ``torch.export.load``.
+    - ``.pt2``: model and weights in evaluation mode, for ``torch.export.load``.
     - ``.safetensors``: only the weights, under the names of the traced model.
-    - no suffix: a folder, as written by :func:`archgraph.save`.
+    - no suffix: a folder like that of :func:`archgraph.save`.
 
     Args:
         graph: Any graph: a global model, a client's model, or one part of a split model.
         state: Dict from name to parameter or buffer.
         path: Path of the file. An existing file is replaced.
-        weights: For ONNX: store weights inside the file, or in a second file with the suffix
-            ``.data`` next to it, which models of 2 GiB and more need.
+        weights: For ONNX: ``inside`` stores the weights in the same file. ``beside`` stores them in
+            a second file with the suffix ``.data``, which models of 2 GiB and more require.
         optimize: For ONNX: fold constants and merge operators for deployment. Weights then lose
             their names, and the file cannot be loaded as the same graph.
-        verify: For ONNX: run the file in onnxruntime for two batch sizes before it is moved to its
-            path, and compare the results with PyTorch.
+        verify: For ONNX: run the file in onnxruntime for two batch sizes, and compare the results
+            with PyTorch. If they differ, no file is written.
 
     Raises:
-        GraphError: If the graph cannot be expressed in ONNX, the file computes something else, or
-            the state does not belong to the graph. Nothing is written then.
+        GraphError: If ONNX cannot represent the graph; if the results of the file differ from those
+            of PyTorch; if the state does not match the graph. No file is written in these cases.
         SpecError: If the path has another suffix.
-        RunError: If the extra ``onnx`` is not installed, or the file cannot be written.
+        RunError: If the packages of ``archgraph[onnx]`` are not installed, or the file cannot be
+            written.
 
     Example:
         >>> import tempfile, torch

@@ -31,14 +31,14 @@ FirstWeights: TypeAlias = dict[str, torch.Tensor]
 
 
 def load_family(path: str | os.PathLike[str] | Mapping[str, object]) -> FamilySpec:
-    r"""Read a family file; :func:`archgraph.federation.family.resolve` builds its graphs.
+    r"""Read a family file; :func:`archgraph.federation.family.resolve` builds the graphs.
 
     Args:
         path: The file, or a dict with the same keys. In a dict, a model may also be a graph, or the
             result of ``ag.trace``, whose weights become the initial weights.
 
     Raises:
-        SpecError: If the family is invalid; names file, line and key.
+        SpecError: If the family is invalid. The message names file, line and key.
 
     Example:
         >>> from archgraph.graph.text import parse
@@ -56,14 +56,14 @@ def load_family(path: str | os.PathLike[str] | Mapping[str, object]) -> FamilySp
 
 
 def load_experiment(path: str | os.PathLike[str] | Mapping[str, object]) -> ExperimentSpec:
-    r"""Read an experiment file (or a dict with the same keys), and the family that it names.
+    r"""Read an experiment file, and the family that the file names.
 
     Args:
         path: The file, or a dict with the same keys. In a dict, a model may also be a graph, or the
             result of ``ag.trace``, whose weights become the initial weights.
 
     Raises:
-        SpecError: If the experiment or the family is invalid; names file, line and key.
+        SpecError: If the experiment or the family is invalid. The message names file, line and key.
 
     Example:
         >>> from archgraph.graph.text import parse

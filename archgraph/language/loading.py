@@ -46,21 +46,21 @@ def save(model: GraphLike | torch.nn.Module, path: str | os.PathLike[str]) -> No
     r"""Write an architecture as flat YAML, or a model with its weights as a folder.
 
     :func:`archgraph.load` returns exactly what was saved. A folder contains ``model.yaml``,
-    ``model.safetensors`` and ``archgraph.json``. It appears under its name only when it is
-    complete.
+    ``model.safetensors`` and ``archgraph.json``. An interrupted call does not leave an incomplete
+    folder at the path.
 
     Args:
-        model: A graph; for a folder, a model with weights: the result of :func:`archgraph.trace`,
-            or a module returned by :func:`archgraph.build`.
-        path: A file with the suffix ``.yaml``, or a folder. An earlier file or folder that this
-            function wrote is replaced.
+        model: For a file, a graph. For a folder, a model with weights: the result of
+            :func:`archgraph.trace`, or a module returned by :func:`archgraph.build`.
+        path: A file with the suffix ``.yaml``, or a folder. If this function wrote a file or folder
+            to the same path before, it is replaced.
 
     Raises:
-        GraphError: If a name in the graph cannot be written without loss, or the weights do not fit
-            the graph.
-        SpecError: If the file has the suffix of a weights file, the path is a folder but the graph
-            has no weights, or the folder contains other files.
-        RunError: If it cannot be written.
+        GraphError: If a name in the graph cannot be represented in the file, or the weights do not
+            match the graph.
+        SpecError: If the suffix is that of a file of weights; if the path is a folder, but the
+            model has no weights; if the folder contains other files.
+        RunError: If the file or folder cannot be written.
 
     Example:
         >>> import tempfile, torch

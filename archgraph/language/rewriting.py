@@ -26,20 +26,22 @@ from archgraph.states.importance import Importance
 def rewrite(graph: ArchGraph, /, *, verify: bool = False, **rewrites: object) -> Rewritten:
     """Apply several rewrites to a graph.
 
-    Keywords are the keys of a client in a family file. Rewrites are applied in the order of
-    ``archgraph help``, independently of the order of the keywords: depth first, then width, then
-    additions. For another order, compose single rewrites with ``>>``.
+    The keywords are the keys that a client may have in a family file. The order of the keywords
+    does not matter: rewrites that change the depth are applied first, then those that change the
+    width, then those that add layers. To apply rewrites in another order, compose them with ``>>``.
 
     Args:
         graph: The architecture.
-        verify: Check that each rewrite keeps its guarantee.
-        **rewrites: Name of a rewrite → value as in a file: the function's first argument, a mapping
-            of its options, or True. ``python`` maps your own rewrites,
-            ``"package.module:function"``, to such values. None and False are ignored.
+        verify: Passed to each rewrite: check what it guarantees, for example that the function is
+            the same.
+        **rewrites: For each rewrite, the same value as in a file: the first argument of the
+            rewrite's function, a dict of its arguments, or True. The keyword ``python`` takes a
+            dict from your own rewrites, such as ``"package.module:function"``, to their values.
+            Rewrites with the value None or False are not applied.
 
     Raises:
-        SpecError: For an unknown rewrite, or an invalid value.
-        RewriteError: If a rewrite cannot be applied; names the keyword.
+        SpecError: If a rewrite is unknown or a value is invalid.
+        RewriteError: If a rewrite cannot be applied. The message names the keyword.
 
     Example:
         >>> import torch
@@ -73,7 +75,8 @@ def rewritten(
     Args:
         graph: The architecture.
         rewrites: The rewrites, applied in the order of their keys.
-        verify: Check that each rewrite keeps its guarantee.
+        verify: Passed to each rewrite: check what it guarantees, for example that the function is
+            the same.
         where: Function that returns the prefix of error messages about a key.
         like: Function that returns the constructor of the model, for ``like: true``.
 

@@ -91,10 +91,10 @@ def _blank(graph: ArchGraph, path: str) -> nn.Module:
 def build(graph: ArchGraph, state: State | None = None, *, seed: int = 0) -> ArchModule:
     """Build the ``nn.Module`` that computes a graph.
 
-    The module has ``torch.nn`` layers at the paths of the traced model, so hooks, pruning,
-    parametrisations, adapters and replaced layers work as on that model. Each submodule is in the
-    mode (train or eval) that it had when the model was traced. If the graph was not traced, the
-    module is in train mode.
+    The module has ``torch.nn`` layers at the same paths as the traced model. Hooks, pruning,
+    parametrisations, adapters and the replacement of layers therefore work as on the traced model.
+    Each submodule is in the mode (train or eval) that it had when the model was traced. If the
+    graph does not come from a trace, the module is in train mode.
 
     Args:
         graph: The architecture, or the result of a rewrite.
@@ -105,7 +105,7 @@ def build(graph: ArchGraph, state: State | None = None, *, seed: int = 0) -> Arc
 
     Raises:
         GraphError: If the state lacks a tensor; if a tensor has another shape than in the graph; if
-            the names of a tied tensor have different values.
+            the state contains a tied tensor under several names with different values.
 
     Example:
         >>> from archgraph.capture.trace import trace
@@ -383,14 +383,16 @@ def _tree(
 def state_of(module: nn.Module) -> dict[str, Tensor]:
     """Return the state of a built module: a dict from name to detached tensor.
 
-    A tied tensor occurs once. The tensors share memory with the module, except parametrised tensors
-    (``torch.nn.utils.parametrizations``), which are computed. The built module may be wrapped in
-    another module: ``torch.compile``, ``DataParallel``, ``AveragedModel``, or a model of your own.
+    A tied tensor has one name in the state. The tensors share memory with the module, except
+    parametrised tensors (``torch.nn.utils.parametrizations``), which are computed by this call. The
+    built module may be wrapped in another module, such as ``DataParallel``, the result of
+    ``torch.compile``, or a model of your own.
 
     Raises:
-        GraphError: If the module was not built from a graph; if its tensors do not match the graph
-            any more (pruning, adapters, additional parameters); if a tied weight was untied and now
-            has several values. The message names the first tensor that does not match.
+        GraphError: If the module was not built from a graph; if its tensors no longer match the
+            graph, for example after pruning or with additional parameters; if a tied weight was
+            untied and now has several values. The message names the first tensor that does not
+            match.
 
     Example:
         >>> from archgraph.capture.trace import trace
@@ -470,14 +472,14 @@ def _tensor(module: nn.Module, name: str, full: State) -> Tensor:
 
 @takes_graph
 def state_dict(graph: ArchGraph, state: State) -> dict[str, Tensor]:
-    """Return a state as a ``state_dict`` of the model from which the graph was traced.
+    """Convert a state to a ``state_dict`` of the model from which the graph was traced.
 
-    A state contains a tied tensor once. The model's ``state_dict`` contains the tensor under each
-    of its names, and ``load_state_dict`` requires all names.
+    The two differ only in tied tensors. A state contains a tied tensor under one name, but the
+    model's ``load_state_dict`` requires the tensor under all of its names.
 
     Raises:
         GraphError: If the state lacks a tensor; if a tensor has another shape than in the graph; if
-            the names of a tied tensor have different values.
+            the state contains a tied tensor under several names with different values.
 
     Example:
         >>> from archgraph.capture.trace import trace
@@ -499,8 +501,8 @@ def load_state(module: nn.Module, state: State) -> None:
     """Copy a state into a built module in place.
 
     Raises:
-        GraphError: If a tensor is missing or has another shape; if the names of a tied tensor have
-            different values. In these cases, nothing is copied.
+        GraphError: If a tensor is missing or has another shape; if the state contains a tied tensor
+            under several names with different values. In these cases, nothing is copied.
     """
     module = _built(module)
     tensors = state_of(module)

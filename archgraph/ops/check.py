@@ -52,18 +52,18 @@ def check(graph: ArchGraph) -> None:
     - Names are unique, and the names of parameters, buffers and constants can be attributes of a
       module.
     - An operator comes after the operators whose results it uses.
-    - Every operator is an ATen operator that is a pure function of tensors. Its arguments have the
-      names and types of its schema.
-    - Every result has the type that the operator computes on meta tensors, in training and in
-      evaluation mode.
+    - Every operator is an ATen operator without side effects. The names and types of its arguments
+      are those of its schema.
+    - The shape and dtype of every result are those that the operator computes on meta tensors, in
+      training and in evaluation.
     - Constants have a value.
     - Sizes and counts are within :data:`archgraph.limits.LIMITS`.
     - Inputs and outputs are nodes of the graph.
     - Updates assign to buffers of the same shape.
 
     Raises:
-        GraphError: If a property does not hold, with the location, the actual and the expected
-            value.
+        GraphError: If the graph is not valid. The message has the location, the actual and the
+            expected value.
 
     Example:
         >>> from archgraph.graph.ir import Node

@@ -28,13 +28,14 @@ def align(client: GraphLike, whole: GraphLike) -> Alignment:
     Sections are aligned in order, then blocks in order within them. Two blocks match if they have
     the same operators, connected in the same way, with the same arguments, constants and kernel
     sizes. Differences in widths (including attention's 1/√width), in dropout rates and in training
-    behaviour are ignored. If operands of an operator are computed in the same way, they are paired
-    by name, or by width if the graphs have no common names.
+    behaviour are ignored. If several operands of an operator (such as the terms of a sum) are
+    computed in the same way, they are paired by name. If the graphs have no common names, they are
+    paired by width.
 
     The alignment matches as many operators as possible, preferably those with the same resolution.
-    If several alignments match equally many, equal names decide, then equal shapes, then the order.
-    Sections are ignored if more operators match without them, and fewer blocks remain unmatched (of
-    the client's blocks, or of the blocks that cannot be removed).
+    Among alignments with equally many operators, alignments with more equal names are preferred,
+    then those with more equal shapes. If more operators match and fewer blocks remain unmatched
+    when sections are ignored, sections are ignored.
 
     Args:
         client: A graph, usually the smaller one.

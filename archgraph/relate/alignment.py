@@ -46,12 +46,14 @@ class Alignment:
     Attributes:
         client: The first graph.
         whole: The second graph.
-        sections: Pairs of section names (client's, then the other graph's), in order. A section of
-            one graph may correspond to parts of several sections of the other graph.
+        sections: Pairs of a section name of the client and a section name of the other graph, in
+            order. A section may occur in several pairs.
         blocks: Pairs of block names, in order.
-        nodes: Pairs of operators. Operators that act only in training are not compared.
-        leaves: Pairs of parameters, buffers and constants.
-        unmatched: Parts without a counterpart, first the client's, then those of the other graph.
+        nodes: Pairs of operators. Operators that act only in training (such as dropout) are not
+            compared.
+        leaves: Pairs of names of parameters, buffers or constants.
+        unmatched: Parts of the client without a counterpart, followed by parts of the other graph
+            without a counterpart.
     """
 
     client: ArchGraph
@@ -66,9 +68,10 @@ class Alignment:
     def score(self) -> float:
         """Fraction of parameters and buffers that are matched, from 0 to 1: 2·m / (a + b).
 
-        ``a`` and ``b`` are the numbers of parameters and buffers that each graph uses in
-        evaluation, and ``m`` is the number of matched pairs. If there are none, operators are
-        counted instead. Widths are ignored, so a model and its narrow version have score 1.
+        ``a`` and ``b`` are the numbers of parameters and buffers that the two graphs use in
+        evaluation, and ``m`` is the number of matched pairs. For graphs without parameters and
+        buffers, operators are counted instead. Widths are ignored, so a model and its narrow
+        version have score 1.
         """
         mine, theirs = _read(self.client), _read(self.whole)
         if not mine and not theirs:
@@ -79,17 +82,17 @@ class Alignment:
 
     @functools.cached_property
     def widths(self) -> Widths:
-        """Dict from axis of the larger graph to its size in the client, read from tensor shapes."""
+        """Dict from each axis of the larger graph to its size in the client."""
         return Widths(self.client, self.whole, self.leaves, self.blocks, self.nodes)
 
     @functools.cached_property
     def transfer(self) -> Transfer:
-        """Transfer from the larger graph's states to the client's, which drops blocks and channels.
+        """Transfer from states of the larger graph to states of the client.
 
         Raises:
             RewriteError: If the larger graph does not contain the client. The message names the
-                first unmatched part of the client, or the first tensor that is not a part of its
-                counterpart.
+                first part of the client without a counterpart, or the first tensor that is larger
+                than its counterpart.
         """
         where = self.client.name or "client graph"
         for item in self.unmatched:

@@ -66,20 +66,20 @@ class Met(Related):
 
 
 def join(graphs: Iterable[GraphLike]) -> Joined:
-    """Return the smallest architecture that contains all graphs, even if written independently.
+    """Return the smallest architecture that contains all given graphs.
 
-    Every section has as many blocks as in the deepest of the graphs, and every axis has the largest
-    width. The result has the names of the graph with most blocks, to which the missing blocks are
-    added. A missing block is added by repeating the last block of its section, or copied from
-    another graph. A block of the result can be removed if it can be removed in all graphs that have
-    it.
+    The graphs may have been written independently. Every section has as many blocks as in the graph
+    with most blocks in this section, and every axis has the largest width of all graphs. The names
+    are those of the graph with most blocks. To add a missing block, the last block of its section
+    is repeated, or the block is copied from another graph. A block of the result can be removed if
+    it can be removed from every graph that has this block.
 
     Args:
         graphs: At least one graph.
 
     Raises:
-        RewriteError: If two of the graphs cannot be joined. The message names the first part that
-            cannot be added, and the reason.
+        RewriteError: If the graphs cannot be joined. The message names the first part that cannot
+            be added, and gives the reason.
 
     Example:
         >>> import torch
@@ -95,16 +95,17 @@ def join(graphs: Iterable[GraphLike]) -> Joined:
 
 
 def meet(graphs: Iterable[GraphLike]) -> Met:
-    """Return the largest architecture that all graphs contain, even if written independently.
+    """Return the largest architecture that is contained in all given graphs.
 
-    Every section has the blocks that all graphs have, and every axis has the smallest width. The
-    result has the names of the graph with fewest blocks.
+    The graphs may have been written independently. Every section has the blocks that all graphs
+    have, and every axis has the smallest width of all graphs. The names are those of the graph with
+    fewest blocks.
 
     Args:
         graphs: At least one graph.
 
     Raises:
-        RewriteError: If one of the graphs lacks a block that cannot be removed from another. The
+        RewriteError: If a block that one graph lacks cannot be removed from another graph. The
             message names the block and the reason.
 
     Example:

@@ -34,19 +34,19 @@ class PositionMatch:
     """Correspondence between the positions of two networks.
 
     Attributes:
-        positions: Dict from axis to an index array, which has for each position of the second
-            network the matching position of the first. A position is an index along an axis, such
-            as a channel.
+        positions: Dict from axis to an array of positions. (A position is an index along an axis,
+            such as a channel.) Item ``i`` of the array is the position of the first network that
+            matches position ``i`` of the second network.
         transfer: Transfer from states of the first network to states of the second. Pass it to
             ``Merger.add`` to average the second network with the first.
-        order: Transfer that reorders the second network like the first. The network with the state
-            ``order.pull(b)`` computes the same function as that with ``b``.
+        order: Transfer that sorts the positions of the second network in the order of the first
+            network. The states ``b`` and ``order.pull(b)`` give the same function.
         before: Cosine similarity of the weights before matching.
         after: Cosine similarity of the weights after matching.
-        by_axis: Dict from axis to the similarities before and after, for the weights with this
-            axis.
-        equal: Whether the second network has exactly the weights of the first, or of a part of the
-            first, in another order.
+        by_axis: Dict from axis to a pair of similarities, before and after matching, of the weights
+            that have this axis.
+        equal: Whether reordering makes the weights of the second network exactly equal to those of
+            the first network, or to a part of the first network.
     """
 
     positions: Mapping[str, Order]
@@ -71,7 +71,7 @@ class PositionMatch:
         return f"<Match: {moved} move; similarity {self.before:.3f} → {self.after:.3f}>"
 
     def table(self) -> Table:
-        """Return a table with the moved positions and the similarity of weights for each axis."""
+        """Return a table with a row per axis: moved positions and similarity of the weights."""
         rows = tuple(
             (
                 name,
@@ -99,32 +99,32 @@ def match(
     other: GraphLike | None = None,
     seed: int = 0,
 ) -> PositionMatch:
-    """Find the order of a network's channels in which it is most similar to another network.
+    """Reorder the channels of a network so that its weights are most similar to another network's.
 
-    An axis is free if permuting its positions (such as channels) does not change what the network
-    computes. The algorithm is that of Ainsworth et al., *Git Re-Basin*, ICLR 2023, Algorithm 1,
-    applied to free axes instead of layers. It therefore also works for heads, groups, gates of
+    An axis is free if its positions (such as channels) can be permuted without changing what the
+    network computes. The algorithm is Algorithm 1 of Ainsworth et al., *Git Re-Basin*, ICLR 2023,
+    but permutes free axes instead of layers. It therefore also supports heads, groups, gates of
     recurrent layers and concatenations.
 
-    1. Split weights into pieces in which each dimension belongs to one axis or none.
-    2. Start once from the present order and once from a guess. The guess matches positions whose
-       weights have similar moments, because moments do not depend on the order of other axes.
-    3. For one axis after the other, in random order, compute the inner products of all pairs of
-       positions, given the present matches of the other axes. Match the axis by the linear
-       assignment that maximises the sum of inner products.
-    4. Stop when no axis changes. Return the more similar result of the two starts.
+    1. Split weights into tensors in which each dimension belongs to at most one axis.
+    2. Run the following steps from two initial orders: the present order, and an order in which
+       positions with similar moments (mean, variance, …) of their weights are matched.
+    3. Visit the axes in random order. For each axis, compute the inner products of the weights for
+       all pairs of a position of the first network and a position of the second network. Match the
+       positions by the linear assignment that maximises the sum of the inner products.
+    4. Repeat step 3 until no match changes. Return the result with the higher similarity.
 
     Args:
         graph: Architecture of the first network.
         a: Weights of the first network.
         b: Weights of the second network.
-        other: Architecture of the second network, if it is narrower. Each of its positions is
-            matched to a position of the first network.
+        other: Architecture of the second network, if it is narrower than the first. Each position
+            of the second network is matched to a position of the first network.
         seed: Seed of the order in which axes are visited.
 
     Raises:
         RewriteError: If the second architecture differs in more than its widths, or is wider.
-        RejectedUpdate: If a state does not match its architecture, or has values that are not
+        RejectedUpdate: If a state does not match its architecture, or contains values that are not
             finite.
 
     Example:

@@ -60,8 +60,8 @@ Sides: TypeAlias = tuple[SideGraph, SideGraph]
 def side_by_side(client: ArchGraph, other: ArchGraph) -> Sides:
     """Analyse the two graphs to align.
 
-    If operands of an operator are computed in the same way, they are paired by name, or by width if
-    the graphs have no common names.
+    If several operands of an operator (such as the terms of a sum) are computed in the same way,
+    they are paired by name. If the graphs have no common names, they are paired by width.
     """
     shared = client.param.keys() & other.param.keys()
     strangers = 2 * len(shared) < min(len(client.params), len(other.params))

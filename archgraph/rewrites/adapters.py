@@ -31,14 +31,14 @@ def add_adapters(
     Args:
         graph: The architecture.
         size: Width of the bottleneck.
-        blocks: Names or patterns of residual blocks. Default: all of them.
+        blocks: Names or patterns of residual blocks. Default: all residual blocks.
         allow_nothing: If True, return a model without residual blocks unchanged.
         verify: Check that the function is the same (three forward passes in float64).
 
     Raises:
         GraphError: If a block does not exist; suggests the nearest name.
-        RewriteError: If a block is not residual; if the channels of its branch are neither the
-            first dimension after the batch nor the last; if the model has no residual block and
+        RewriteError: If a block is not residual; if channels are neither the last dimension nor the
+            first dimension after the batch; if the model has no residual block and
             ``allow_nothing`` is False.
 
     Example:

@@ -30,18 +30,19 @@ def deepen(
 ) -> Rewritten:
     """Add blocks that start as the identity to the end of sections (Net2DeeperNet).
 
-    A new block has the same layers as the section's last block. In a residual block, the last layer
-    of every branch starts at zero. (If it is a recurrent layer, all of its weights start at zero.)
-    In a block without shortcut, each layer starts as the identity, with ones on the diagonal of its
-    matrix or at the kernel's centre. The block's activation must be idempotent, such as ReLU.
+    A new block has the same layers as the section's last block. In a residual block, the weights of
+    the last layer of every branch start at zero. In a block without shortcut, each layer starts as
+    the identity, with ones on the diagonal of its matrix or at the centre of its kernel. The
+    activation of such a block must be idempotent, such as ReLU.
 
-    If no block of the section can be repeated, the new block is copied from ``like``. This requires
-    that the graph is ``like`` without some of its blocks.
+    If no block of the section can be repeated, the new block has the layers of a block of ``like``.
+    In this case, the graph must be the result of removing blocks from ``like``.
 
     Args:
         graph: The architecture.
-        depths: Dict from section to its new number of blocks. Other sections are unchanged.
-        like: An architecture whose names the new blocks take, as in :func:`graft`.
+        depths: Dict from section to its new number of blocks. Sections that are not in the dict are
+            unchanged.
+        like: An architecture from which the names of the new blocks are taken, as in :func:`graft`.
         verify: Check that the function is the same (three forward passes in float64).
 
     Raises:

@@ -20,18 +20,19 @@ def ends_after(
 ) -> Rewritten:
     """End the network after a section or block, with a new classifier or an existing early exit.
 
-    The transfer keeps the weights of the remaining network. A new classifier is initialised as in a
-    new model. Its parameters and buffers are named ``end.…`` (``end_1.…`` if ``end`` is in use).
+    The remaining layers keep their weights. A new classifier has new weights, and the names of its
+    parameters and buffers start with ``end.`` (``end_1.`` if ``end`` is in use).
 
     Args:
         graph: The architecture.
         section: The last section or block to keep.
         head: The classifier: an architecture with one input and one output, or a number of classes.
-            A number adds a mean over all dimensions but batch and channels, and a linear layer.
-            Default: the exit that :func:`add_exits` added after this section. In that case earlier
-            exits remain, and forward returns a dict of all exits.
-        verify: Check that the result equals the original network's result with the same classifier
-            after the section (three forward passes in float64).
+            For a number of classes, the classifier is a mean over all dimensions except batch and
+            channels, followed by a linear layer. Default: the exit that :func:`add_exits` added
+            after this section. If ``head`` is None, earlier exits also remain, and ``forward``
+            returns a dict of all remaining exits.
+        verify: Compute the section's result with the original network, apply the classifier, and
+            check that the new network returns the same (three forward passes in float64).
 
     Raises:
         GraphError: If the section or block does not exist; suggests the nearest name.

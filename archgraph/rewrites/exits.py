@@ -22,15 +22,16 @@ def add_exits(
 ) -> Rewritten:
     """Add early exits to an architecture: classifiers after sections or blocks.
 
-    Forward then returns a dict: ``main`` is the original output, and every exit has the name of its
-    section or block. Existing exits are kept. Parameters and buffers of an exit are named
-    ``exits.<name>.…``, with underscores for dots.
+    The new ``forward`` returns a dict. The key ``main`` contains the original output; the key of an
+    exit is the name of its section or block. Existing exits are kept. Parameters and buffers of an
+    exit are named ``exits.<name>.…``, with underscores for dots.
 
     Args:
         graph: The architecture.
-        heads: Dict from section or block to the classifier of its exit: an architecture with one
-            input and one output, or a number of classes. A number adds a mean over all dimensions
-            but batch and channels, and a linear layer.
+        heads: Dict from section or block to the classifier of its exit. A classifier is an
+            architecture with one input and one output, or a number of classes. For a number of
+            classes, the classifier is a mean over all dimensions except batch and channels,
+            followed by a linear layer.
         verify: Check that the main output is the same (three forward passes in float64).
 
     Raises:

@@ -36,9 +36,10 @@ from archgraph.states import State
 def fold(graph: ArchGraph, state: State) -> Traced:
     """Merge low-rank adapters and step sizes into the weights and remove them from the network.
 
-    The network's function in evaluation does not change. The result has the parameter names of the
-    traced model, so that its class loads the state with ``strict=True``. Factors that apply only in
-    training (HeteroFL's scaler) are removed. Bottleneck adapters are not linear maps and remain.
+    The network computes the same function in evaluation. The parameters of the result have the
+    names of the traced model, so the traced model can load the state with ``strict=True``. Factors
+    that apply only in training (HeteroFL's scaler) are removed. Bottleneck adapters remain, because
+    they are not linear and cannot be merged.
 
     Args:
         graph: The architecture.
@@ -46,8 +47,8 @@ def fold(graph: ArchGraph, state: State) -> Traced:
 
     Raises:
         GraphError: If the state does not match the architecture.
-        RewriteError: If a weight that would change is also used elsewhere (tied weights); if the
-            value that a step size multiplies is not the result of a layer.
+        RewriteError: If a weight that would change is tied to another layer; if a step size
+            multiplies a value that is not the result of a layer.
 
     Example:
         >>> import torch

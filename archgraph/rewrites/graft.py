@@ -28,8 +28,8 @@ def graft(
 ) -> Rewritten:
     """Add copies of the last block, or of blocks in a chosen order, to sections.
 
-    If blocks alternate (attention, feed-forward), so do the copies. A copy has the weights of its
-    original.
+    If blocks of different kinds alternate (attention, feed-forward), the copies also alternate. A
+    copy has the weights of the block that it copies.
 
     An order is a list of block numbers, counted from 0. For example, ``[0, 1, 2, 1, 2, 3]`` is
     depth up-scaling of four blocks (SOLAR with m = 1): the four blocks occur twice, the first time
@@ -37,11 +37,12 @@ def graft(
 
     Args:
         graph: The architecture.
-        depths: Dict from section to its new number of blocks, or to an order of blocks. Other
-            sections are unchanged.
-        like: An architecture, such as the global model, whose names the new blocks take, so that
-            the result can be merged with it. Default: increase the number in the last block's name.
-        verify: Check that skipping the new blocks restores the graph.
+        depths: Dict from section to its new number of blocks or to an order of its blocks. Sections
+            that are not in the dict are unchanged.
+        like: An architecture from which the names of the new blocks are taken, such as the global
+            model. The result can then be averaged with this architecture. Default: increase the
+            number in the name of the last block.
+        verify: Check that removing the new blocks restores the original graph.
 
     Raises:
         RewriteError: If a depth is below the section's present depth; if a section ends in a block

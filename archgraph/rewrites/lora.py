@@ -38,23 +38,23 @@ def add_lora(
     allow_nothing: bool = False,
     verify: bool = False,
 ) -> Rewritten:
-    """Add low-rank adapters to layers: ``s · up(down(x))`` is added to the result for ``x`` (LoRA).
+    """Add low-rank adapters (LoRA), which add ``s · up(down(x))`` to a layer's result for ``x``.
 
     The weights of ``up`` start at zero, so the network computes the same function until it is
     trained. The original weights remain trainable; ``train_only="*.lora.*"`` freezes all except the
-    adapters. The rank of each adapter is an axis with role ``rank``. ``take=0.5`` does not cut this
-    axis; ``rank=4`` in :func:`archgraph.rewrite` keeps its first four positions.
+    adapters. The rank of each adapter is an axis with role ``rank``. In :func:`archgraph.rewrite`,
+    ``take=0.5`` does not change the rank, but ``rank=4`` keeps the first four components.
 
     Args:
         graph: The architecture.
         rank: Rank of every adapter.
         where: Names or patterns of layers or of their weights (``*.query``). Default: every linear
-            layer and convolution that can have an adapter. To adapt an embedding, give its full
-            name.
+            layer and convolution that can have an adapter. An embedding gets an adapter only if its
+            full name is passed.
         alpha: Numerator of the scale. Default: the value that makes the scale 1.
         scaling: The scale ``s``: ``alpha / rank``, or ``alpha / √rank`` (``rsqrt``). A client with
             a smaller rank keeps this scale.
-        allow_nothing: If True, return a model without such layers unchanged.
+        allow_nothing: If True, return the model unchanged if no layer can have an adapter.
         verify: Check that the function is the same (three forward passes in float64).
 
     Raises:
@@ -229,24 +229,25 @@ def rank(
     allow_nothing: bool = False,
     verify: bool = False,
 ) -> Rewritten:
-    """Reduce the rank of every low-rank adapter to ``size``, keeping its first components.
+    """Reduce the rank of every low-rank adapter to ``size`` by keeping its first components.
 
-    Adapters with a smaller rank are unchanged. Without ``alpha``, the scale is unchanged, so the
-    network computes the same as the original with the removed components set to zero.
+    Adapters with a smaller rank are unchanged. If ``alpha`` is not passed, the scale of an adapter
+    does not change. The network then computes the same as the original network with the removed
+    components set to zero.
 
     Args:
         graph: An architecture with low-rank adapters.
         size: The new rank. Default: keep every rank.
-        alpha: New numerator of the scale of every adapter, as in :func:`archgraph.add_lora`. Among
-            the strategies for adapters, ``flora`` supports clients with different scales.
+        alpha: New numerator of the scale of every adapter, as in :func:`archgraph.add_lora`.
+            If the scales of clients differ, use the strategy ``flora``.
         scaling: The scale: ``alpha / rank``, or ``alpha / √rank`` (``rsqrt``).
-        allow_nothing: If True, accept a model whose ranks are all at most ``size``, or that has no
-            adapters.
+        allow_nothing: If True, return a model unchanged if it has no adapters or if all ranks are
+            at most ``size``.
         verify: Check that the network computes the same as the original with the removed components
             set to zero (three forward passes in float64).
 
     Raises:
-        RewriteError: If the rank or alpha is out of range; if no rank and no scale would change and
+        RewriteError: If the rank or alpha is out of range; if nothing would change and
             ``allow_nothing`` is False.
 
     Example:

@@ -33,22 +33,24 @@ def narrow(
     seed: int = 0,
     allow_nothing: bool = False,
 ) -> Rewritten:
-    """Keep the first positions (indices) of axes, and add the removed weights to the kept weights.
+    """Keep the first positions (indices) of axes, and add the removed weights to the kept ones.
 
     Args:
         graph: The wide architecture.
         shares: One fraction in (0, 1] for every width, or a dict from axis to fraction, as in
             :func:`take`.
         sizes: Dict from axis to the number of positions to keep.
-        mode: ``paper`` adds the sum of the removed weights to the kept weights in equal parts,
-            where an operator sums over the axis (FedADP, Algorithm 3). ``net2net`` is the inverse
-            of :func:`widen` with the same seed: each copy is merged with its original. Where
-            ``widen`` divides weights, copy and original are summed; elsewhere, they are averaged.
-        seed: Seed with which :func:`widen` chooses copies, for ``net2net``.
+        mode: With ``paper``, the sum of the removed weights is distributed equally over the kept
+            weights, but only in operators that sum over the axis (FedADP, Algorithm 3). ``net2net``
+            is the inverse of :func:`widen` with the same seed: each copied position is merged with
+            the position from which it was copied. Weights that ``widen`` divides are summed; other
+            weights are averaged.
+        seed: For ``net2net``, the seed that was passed to :func:`widen`.
         allow_nothing: If True, accept fractions that change nothing, as in :func:`take`.
 
     Raises:
-        RewriteError: If a size is out of range; if fractions below 1 change nothing.
+        RewriteError: If a size is out of range; if fractions below 1 change no size and
+            ``allow_nothing`` is False.
         AxisError: If an axis does not exist or is pinned.
 
     Example:

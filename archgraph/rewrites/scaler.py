@@ -19,14 +19,15 @@ from archgraph.states import Rewritten, Transfer
 def add_scaler(
     graph: ArchGraph, rate: float, *, always: bool = False, verify: bool = False
 ) -> Rewritten:
-    """Multiply the result of every convolution and linear layer by 1/rate while training.
+    """Multiply the results of hidden convolutions and linear layers by 1/rate in training.
 
-    Evaluation is unchanged. Only hidden layers are scaled, as in HeteroFL. A layer is not scaled if
-    only elementwise operators follow it before an output.
+    Evaluation is unchanged. As in HeteroFL, output layers are not scaled. An output layer is a
+    layer whose result reaches an output through elementwise operators only.
 
     Args:
         graph: The client's architecture.
-        rate: The client's width as a fraction of the global model's, in (0, 1]. 1 changes nothing.
+        rate: Width of the client's model divided by the width of the global model, in (0, 1]. 1
+            changes nothing.
         always: If True, multiply in evaluation as well, as ScaleFL's code does. This changes the
             function.
         verify: Check that evaluation is unchanged (three forward passes in float64).

@@ -19,11 +19,13 @@ def shorten(graph: ArchGraph, depths: Mapping[str, int], *, verify: bool = False
 
     Args:
         graph: The architecture.
-        depths: Dict from section to the number of blocks to keep. Other sections keep all.
+        depths: Dict from section to the number of blocks to keep. Sections that are not in the dict
+            keep all blocks.
         verify: As in :func:`skip`.
 
     Raises:
-        RewriteError: If a section cannot have the depth. The message gives the possible range.
+        RewriteError: If a section cannot have the given number of blocks. The message gives the
+            possible range.
         GraphError: If a section does not exist; suggests the nearest name.
 
     Example:

@@ -34,20 +34,20 @@ def skip(
 ) -> Rewritten:
     """Remove blocks: the input of each block replaces its output.
 
-    A dense block (DenseNet) concatenates new features to its input. Its new features are removed,
-    and all layers that read them become narrower. The features of its input are kept, together with
-    operations of the block on these features (such as a ReLU).
+    A dense block (DenseNet) returns its input concatenated with new features. If a dense block is
+    removed, its new features are removed, and all layers that read these features become narrower.
+    Operations of the block on the input alone (such as a ReLU) are kept.
 
     Args:
         graph: The architecture.
         blocks: Names or patterns of the blocks to remove (``layer2.1``, ``layer*.1``).
-        keep: Dict from section to a list with 1 for every block to keep and 0 for every block to
-            remove, as in NeFL's tables. Projection shortcuts of removed blocks are kept.
-        keep_projection: If True, keep the projection shortcuts of all removed blocks. Then blocks
-            that change the shape can be removed as well (NeFL).
-        verify: Check that the result computes the same as the original network with the residual
-            branches of these blocks multiplied by zero, and the other layers of these blocks
-            replaced by the identity (three forward passes in float64).
+        keep: Dict from section to a list with one number per block, as in NeFL's tables: 1 keeps
+            the block, 0 removes it. Projection shortcuts of the removed blocks are kept.
+        keep_projection: If True, keep the projection shortcuts of all removed blocks. Blocks whose
+            input and output differ in shape can then be removed as well (NeFL).
+        verify: Check the result with three forward passes in float64. The reference is the original
+            network in which the residual branches of the removed blocks are multiplied by zero, and
+            their other layers are replaced by the identity.
 
     Raises:
         RewriteError: If a block cannot be removed. The message gives the reason.

@@ -56,7 +56,7 @@ class Parts(Sequence[Rewritten]):
 def split(
     graph: ArchGraph, after: str | Sequence[str] = (), before: str | Sequence[str] = ()
 ) -> Parts:
-    """Split an architecture into parts, each of which is an architecture.
+    """Split an architecture into several architectures that run one after the other.
 
     Args:
         graph: The architecture.
@@ -238,16 +238,16 @@ def _sizes_of(graph: ArchGraph) -> frozenset[str]:
 
 
 def chain(parts: Parts | Sequence[GraphLike]) -> ArchGraph:
-    """Return one architecture that runs the parts one after the other.
+    """Join architectures that run one after the other into one architecture.
 
     Args:
         parts: The result of :func:`split`, or a list of architectures. The outputs of each
-            architecture must match the first inputs of the next one. Parameters and buffers with
-            the same name are shared.
+            architecture must match the first inputs of the next architecture. If two parts have a
+            parameter or buffer with the same name, they share it.
 
     Raises:
-        RewriteError: If the inputs of a part do not match the outputs of the part before it; if two
-            parts have different parameters, buffers or inputs with the same name.
+        RewriteError: If the inputs of a part do not match the outputs of the part before it; if
+            parameters, buffers or inputs of two parts have the same name, but differ.
 
     Example:
         >>> import torch

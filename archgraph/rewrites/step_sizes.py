@@ -35,12 +35,13 @@ def add_step_sizes(
 
     Args:
         graph: The architecture.
-        blocks: Names or patterns of residual blocks. Default: all of them.
-        initial: Initial step size of all blocks, or a dict from block to initial step size (1 for
-            other blocks).
+        blocks: Names or patterns of residual blocks. Default: all residual blocks.
+        initial: Initial step size of all blocks, or a dict from block to initial step size. Blocks
+            that are not in the dict start with 1.
         learnable: If True, the step sizes are trained.
         allow_nothing: If True, return a model without residual blocks unchanged.
-        verify: Check that step sizes of 1 change nothing (three forward passes in float64).
+        verify: Check that the function is the same if all step sizes are 1 (three forward passes in
+            float64).
 
     Raises:
         GraphError: If a block does not exist; suggests the nearest name.

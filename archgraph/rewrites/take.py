@@ -29,32 +29,35 @@ def take(
     """Make a network narrower: keep only some positions (indices) of its axes.
 
     An axis is a set of dimensions that are cut together, such as the output channels of a layer and
-    the input channels of the next layer. All shapes and constants are changed accordingly.
+    the input channels of the next layer. The shapes of all results and the sizes in constants and
+    arguments are adapted.
 
     Args:
         graph: The wide architecture.
         shares: One fraction in (0, 1] for every width, or a dict from axis name, role or pattern to
             fraction. Each axis keeps its first ``ceil(fraction · size)`` positions. If the size of
-            a dimension is a product of axes, only one of these axes is cut. For example, the number
-            of heads is cut, but not the width of each head. The width of each group is cut, but not
-            the number of groups (:meth:`archgraph.analysis.axes.Axes.independent`).
+            a dimension is a product of axes, such as number of heads times width of a head, one
+            fraction for every width cuts only one of these axes. In attention, it cuts the number
+            of heads. In grouped layers, it cuts the width of the groups
+            (:meth:`archgraph.analysis.axes.Axes.independent`).
         sizes: Dict from axis name, role or pattern to the number of positions to keep, counted from
             the first.
         positions: Dict from axis name, role or pattern to the positions to keep, in their new
-            order. Positions override sizes, and sizes override shares. In each dict, later items
-            override earlier ones.
+            order. For an axis that several arguments match, ``positions`` overrides ``sizes``, and
+            ``sizes`` overrides ``shares``. In each dict, later items override earlier items.
         importance: Scores of positions, or a file with scores. On axes that ``shares`` or ``sizes``
-            cut, the positions with the highest scores are kept instead of the first.
+            cut, the positions with the highest scores are kept instead of the first positions.
         rounding: ``ceil`` (HeteroFL, NeFL) or ``floor`` (ScaleFL, RecipFL's small nets).
-        allow_nothing: If True, accept fractions that change no size, because every axis is pinned
-            (cannot be cut) or because rounding restores the old size.
-        verify: Check that the result computes the same as the original with zeros at all other
-            positions (three forward passes in float64). An axis that a norm, softmax or reduction
-            spans is excluded from this comparison.
+        allow_nothing: If True, fractions may change no size. This happens if all axes are pinned
+            (cannot be cut), or if rounding gives the old sizes.
+        verify: Check that the result computes the same as the original network in which all removed
+            positions are set to zero (three forward passes in float64). Axes over which the network
+            computes a norm, a softmax or a reduction are not compared.
 
     Raises:
-        RewriteError: If nothing is chosen, or if a size or position is impossible; if fractions
-            below 1 change nothing; if ``importance`` has no scores for an axis that is cut.
+        RewriteError: If no shares, sizes or positions are passed; if a size or position is
+            impossible; if fractions below 1 change no size and ``allow_nothing`` is False; if
+            ``importance`` has no scores for an axis that is cut.
         AxisError: If an axis does not exist or is pinned. The message gives the reason.
 
     Example:

@@ -15,7 +15,7 @@ from archgraph.states import Rewritten, Transfer
 
 @takes_graph
 def train_only(graph: ArchGraph, patterns: str | Iterable[str]) -> Rewritten:
-    """Train some parameters of the architecture and freeze all others.
+    """Freeze all parameters of an architecture except the chosen ones.
 
     The network's function and state do not change. In the built module, ``requires_grad`` is True
     only for the chosen parameters. Buffers are not frozen: in training mode, the running statistics
@@ -24,7 +24,7 @@ def train_only(graph: ArchGraph, patterns: str | Iterable[str]) -> Rewritten:
     Args:
         graph: The architecture.
         patterns: Names of the parameters to train, or patterns (``*.adapter*``, ``classifier.*``).
-            A tied parameter matches by any of its names.
+            A tied parameter is chosen if any of its names matches.
 
     Raises:
         GraphError: If a pattern matches no trainable parameter; suggests the nearest names.

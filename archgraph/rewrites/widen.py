@@ -28,20 +28,23 @@ def widen(
 ) -> Rewritten:
     """Make a network wider without changing its function in evaluation (Net2WiderNet).
 
-    New positions (indices along an axis, such as channels) are copies of old ones. Where a layer
-    sums over the axis, its weights are divided by the number of copies. Which positions are copied
-    depends only on the seed, the axis' name and its sizes, so server and clients make the same
-    choice. If the new size is a multiple of the old one, all positions are copied equally often.
+    New positions (indices along an axis, such as channels) are copies of old positions. If a layer
+    sums over the axis, its weights are divided by the number of copies. The choice of the copied
+    positions depends only on the seed, the name of the axis and its old and new size. Server and
+    clients therefore make the same choice. If the new size is a multiple of the old one, all
+    positions are copied equally often.
 
     Args:
         graph: The narrow architecture.
-        factors: One factor from 1 to 16 for every width, or a dict from axis to factor. Axes are
-            named as in :func:`take`. For a larger factor, use ``sizes``.
+        factors: One factor from 1 to 16 for every width, or a dict from axis to factor. The keys of
+            the dict are those of ``shares`` in :func:`take`. For a larger factor, use ``sizes``.
         sizes: Dict from axis to its new number of positions.
-        positions: Dict from axis to a list with the old position that each new position copies.
+        positions: Dict from axis to a list with one item per position of the wide axis: the
+            position of the narrow axis that it copies.
         seed: Seed for the choice of the copied positions.
-        approximate: If True, copy positions even where this changes the function: a softmax over
-            the axis, or a norm over the axis if not all positions are copied equally often.
+        approximate: If True, copy positions even if this changes the function. The function changes
+            if the network computes a softmax over the axis, or a norm over the axis and not all
+            positions are copied equally often.
         allow_nothing: If True, accept factors that change nothing, as in :func:`take`.
         verify: Check that the function is the same (three forward passes in float64). If
             ``approximate`` changes the function, check only that the network runs and that its
@@ -49,7 +52,7 @@ def widen(
 
     Raises:
         RewriteError: If an axis cannot be widened exactly (the message gives the reason); if a size
-            is impossible; if factors above 1 change nothing.
+            is impossible; if factors above 1 change no size and ``allow_nothing`` is False.
         AxisError: If an axis does not exist or is pinned.
 
     Example:

@@ -83,7 +83,7 @@ class Importance:
         return np.asarray(scores)
 
     def best(self, axis: AxisChoice, count: int) -> npt.NDArray[np.int64]:
-        """Return the most important positions of an axis, ascending; ties go to the first.
+        """Return the indices of the highest scores of an axis, ascending; lower indices win ties.
 
         Args:
             axis: As in :meth:`of`.
@@ -96,7 +96,7 @@ class Importance:
         return np.sort(np.argsort(-self.of(axis), kind="stable")[:count])
 
     def kept(self, axis: AxisChoice, count: int) -> float:
-        """Return the fraction (0 to 1) of an axis' total score that its best positions have.
+        """Return the score of an axis' best positions, as a fraction of the axis' total score.
 
         Args:
             axis: As in :meth:`of`.
@@ -156,7 +156,7 @@ class Importance:
             raise RewriteError(problem, where=str(path), found=error, expected=expected) from error
 
     def plain(self) -> Mapping[str, Any]:
-        """Return a dict from axis to scores; if blocks have scores, a dict of all fields."""
+        """Return a dict from axis to scores, or a dict of all attributes if blocks have scores."""
         if not self.blocks:
             return dict(self.positions)
         return {
@@ -164,7 +164,7 @@ class Importance:
         }  # fmt: skip
 
     def table(self) -> Table:
-        """Return a table with a row per axis: size, score fraction of the best half, and bars."""
+        """Return a table with a row per axis: its size, how much its best half scores, and bars."""
         half = {name: self.kept(name, (len(s) + 1) // 2) for name, s in self.positions.items()}
         rows = tuple(
             (name, str(len(scores)), f"{100 * half[name]:.0f} %", _bars(scores))

@@ -195,22 +195,23 @@ class _Waiting(NamedTuple):
 
 
 class Merger:
-    """Adds up clients' updates one at a time, and computes their covered mean.
+    """Computes the mean of clients' states, which are added one at a time.
 
-    Each value of the mean is averaged over the clients whose models contain it. The merger stores
-    one sum of the global size, which becomes the new state. Transfers that do not only take slices
-    need additional sums in the client's shape, for at most 16 transfers at a time. The old state is
-    not copied.
+    Each value of the global state is averaged over the clients whose models contain this value. The
+    merger stores one sum in the size of the global state, which becomes the new state. If a
+    transfer does more than slice tensors, an additional sum in the client's shape is stored, for at
+    most 16 transfers at a time. The old state is not copied.
 
     Args:
-        graph: The global architecture, or its signature. Its frozen parameters and the tensors
-            returned by :func:`.unsummable` keep exactly their old values.
+        graph: The global architecture, or its signature. Frozen parameters and the tensors that
+            :func:`.unsummable` returns keep exactly their old values.
         state: The old global state.
-        dtype: Minimum precision of the sums. With float64, the order of the clients affects means
-            of float32 values only in the last rounding, and weights may differ by more than
-            ``2**80``. However, adding takes several times as long.
-        wait: Maximum bytes of updates that are collected before they are added together, which is
-            faster. The tensors of an update must not change before :meth:`result`.
+        dtype: Minimum precision of the sums. With float64, the order of the clients changes means
+            of float32 values at most by a rounding error in the last digit. The largest weight may
+            also be more than ``2**80`` times the smallest. However, adding takes several times as
+            long.
+        wait: Number of bytes up to which updates are collected. Collected updates are added
+            together, which is faster. Do not change the tensors of an update before :meth:`result`.
 
     Raises:
         RejectedUpdate: If the state does not match the graph.
@@ -277,18 +278,18 @@ class Merger:
             weight: Weight of this client relative to the others, for example its number of
                 examples; positive. Only ratios matter, so equal weights give exactly the uniform
                 mean.
-            scales: Dict from the client's parameter to a factor on its values, which does not
-                affect the divisor of the mean (FedFA's 1/n_c).
-            rows: Dict from the client's parameter to a vector with a 1 for each row that counts and
-                a 0 for all other rows (HeteroFL's classes).
+            scales: Dict from the client's parameter to a factor. The values of the parameter are
+                multiplied by the factor; the weight of the client is not (FedFA's 1/n_c).
+            rows: Dict from the client's parameter to a vector with one number per row: 1 if the row
+                is averaged, 0 if it is ignored (HeteroFL's masks of classes).
             unmerged: Names of the client's parameters and buffers that are not averaged, such as
                 norm statistics and private layers. They may be missing in the state.
 
         Raises:
             RejectedUpdate: If the update, its weight, scales or rows cannot be averaged. The
                 message names the parameter. No part of the update was added.
-            ArchGraphError: If the transfer does not start at the global architecture, or the result
-                was already returned.
+            ArchGraphError: If the transfer's source is not the global architecture, or
+                :meth:`result` was already called.
         """
         self._check(transfer)
         check_update(transfer.target, state, optional=unmerged, fixed=transfer.covered(self._fixed))
@@ -300,20 +301,20 @@ class Merger:
     def accumulate(self, update: Update, *, through: Transfer | None = None) -> None:
         """Add an update whose shapes and values are already checked.
 
-        1. Divide the weight by that of the first update, so that equal weights are exactly 1.
-        2. For integers, store the maximum of each tensor.
+        1. Divide the weight by the weight of the first update. Equal weights thus become exactly 1.
+        2. For tensors of integers, store the maximum over the updates.
         3. Collect the update, and add all collected updates once they exceed ``wait``.
 
         Args:
             update: The update.
-            through: Transfer that is applied to the update's state first (FedADP's growth). Its
-                results are computed one tensor at a time, so that the larger state is never
-                completely in memory. Default: none.
+            through: Transfer that is applied to the update's state first, as in FedADP, which makes
+                clients' models larger. The new tensors are computed one at a time, which saves
+                memory. Default: none.
 
         Raises:
-            ArchGraphError: If the transfer does not start at the global architecture, ``through``
-                does not end at the client's, the weight is too small or too large relative to the
-                first one, or the result was already returned.
+            ArchGraphError: If the update's transfer does not start at the global architecture; if
+                ``through`` does not end at the client's architecture; if the weight is too small or
+                too large in relation to the first weight; if :meth:`result` was already called.
         """
         transfer, state = update.transfer, update.state
         key = transfer.digest, frozenset(update.unmerged), frozenset(update.rows)
@@ -361,13 +362,15 @@ class Merger:
     def result(
         self, multiply: Mapping[str, float] | None = None
     ) -> tuple[dict[str, Tensor], Coverage]:
-        """Return the new global state, and the total weight of the updates at each value.
+        """Return the new global state, and the total weight of the clients that have each value.
 
-        Integers take the maximum over the clients that have them; bools keep their old values. The
-        sums become the new state in place, so the merger cannot be used afterwards.
+        A value of an integer tensor is the maximum over the clients that have this value. Boolean
+        tensors are unchanged. The merger cannot be used afterwards, because its sums become the new
+        state.
 
         Args:
-            multiply: Dict from global parameter to a factor on its mean (FedFA's mean norm).
+            multiply: Dict from global parameter to a factor by which its mean is multiplied
+                (FedFA's mean norm).
 
         Raises:
             ArchGraphError: If the result was already returned, ``multiply`` has an unknown name, or

@@ -11,18 +11,19 @@ from archgraph.states.transfer import Transfer
 
 
 def nested(larger: Transfer, smaller: Transfer) -> Transfer:
-    """Return the transfer from one part of a model to a part contained in it.
+    """Return the transfer from a submodel to a smaller submodel that it contains.
 
     Args:
-        larger: Transfer from the model to the larger part.
-        smaller: Transfer from the model to the smaller part, whose values the larger part contains.
+        larger: Transfer from the model to the larger submodel.
+        smaller: Transfer from the model to the smaller submodel.
 
     Returns:
-        The transfer with ``larger >> nested(larger, smaller) == smaller``.
+        The transfer from the larger to the smaller submodel: ``larger >> nested(larger, smaller) ==
+        smaller``.
 
     Raises:
-        RewriteError: If the larger part does not contain the smaller one. The message names the
-            parameter.
+        RewriteError: If the larger submodel does not contain all values of the smaller submodel.
+            The message names the parameter.
 
     Example:
         >>> import torch

@@ -13,22 +13,22 @@ PIECE = 1 << 16  # values that stay in the cache
 def squares_between(
     values: np.ndarray, first: int, final: int, *, signed: bool = True
 ) -> tuple[float, int]:
-    """Sum the squares of the values between two ranks in ascending order, and count the values.
+    """Sum and count the squares of all values between two ranks of the sorted values.
 
-    A rank is an index into the sorted values.
+    A rank is an index into the values in ascending order.
 
-    1. Estimate a lower and an upper bound of the value at each rank from a sample.
-    2. In one pass, in pieces that fit into the cache, count the values below the bounds, sum the
-       squares of values that are certainly between the ranks, and collect values between the bounds
-       of a rank.
-    3. Look up the values at both ranks among the collected ones. If the estimates were wrong,
-       repeat the pass and collect all values.
+    1. From a sample, estimate a lower and an upper bound of the value at each of the two ranks.
+    2. In one pass over the values, count the values below each bound, and sum the squares of the
+       values that are certainly between the ranks. Collect the values between the two bounds of a
+       rank.
+    3. Find the values at both ranks among the collected values. If the estimates were wrong, repeat
+       step 2 and collect all values.
 
     Args:
         values: The values.
-        first: First rank that counts, from 0. Values equal to the value at this rank count, too.
-        final: Last rank that counts. Values equal to the value at this rank count, too.
-        signed: If True, order values by value; if False, by magnitude.
+        first: The lower rank, from 0. All values that equal the value at this rank are included.
+        final: The upper rank. All values that equal the value at this rank are included.
+        signed: If True, sort the values; if False, sort their magnitudes.
 
     Example:
         >>> squares_between(np.array([3.0, -1.0, 2.0]), 1, 2)

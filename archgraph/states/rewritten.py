@@ -18,8 +18,8 @@ from archgraph.states.transfer import Transfer
 class Rewritten:
     """The result of every rewrite: the new graph, and the transfer from old states to new ones.
 
-    It unpacks as ``graph, transfer``. ``a >> b`` composes two rewrites, where ``b`` is a rewrite of
-    ``a.graph`` or a function from a graph to its rewrite.
+    The result can be unpacked: ``graph, transfer = …``. ``a >> b`` composes two rewrites. ``b`` is
+    a rewrite of ``a.graph``, or a function that takes a graph and returns a ``Rewritten``.
 
     Raises:
         RewriteError: If the transfer does not end at the graph.
@@ -38,7 +38,7 @@ class Rewritten:
 
     @staticmethod
     def identity(graph: ArchGraph) -> Rewritten:
-        """Return the rewrite that changes nothing, as the start of a chain of rewrites."""
+        """Return the rewrite that changes nothing."""
         return Rewritten(graph, Transfer.identity(graph))
 
     @staticmethod

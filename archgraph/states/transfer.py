@@ -52,11 +52,12 @@ class Transfer:
         target: Signature of the target state.
         entries: Dict from each name in the target state to its :class:`Entry`, which defines how to
             compute this parameter or buffer. Do not modify the dict.
-        notes: Remarks of rewrites, which :meth:`describe` shows; ignored in comparisons.
+        notes: Remarks of rewrites, shown by :meth:`describe` and ignored by ``==``.
 
     Raises:
-        RewriteError: If an entry is missing or unknown, its maps do not fit the shapes, or an
-            entry of integers or bools does more than select values.
+        RewriteError: If the target has a tensor without an entry, or an entry has no tensor in the
+            target; if an entry does not fit the shapes; if the entry of a tensor of integers or
+            bools does more than select values.
 
     >>> from archgraph.states import DimMap, Slot
     >>> w = Slot("w", (4, 3), "float32")
@@ -145,7 +146,7 @@ class Transfer:
         return self.then(other)
 
     def only(self, names: Container[str]) -> Transfer:
-        """Return the part of this transfer that computes only some tensors of the target.
+        """Return a transfer that computes only some of the target's tensors.
 
         Args:
             names: Names of the tensors to compute.
@@ -172,13 +173,13 @@ class Transfer:
 
         Args:
             state: A state of the source. Tensors that the target does not use may be missing.
-            seed: Seed of new parameters that the transfer initialises. The values depend only on
-                the seed and the parameter's name. A generator is used to draw a seed.
-            copy: If False, the result shares tensors that do not change with ``state``.
-            partial: If True, skip tensors of the target whose source is missing in ``state``.
-                Otherwise, a missing source is an error.
-            gradients: If True, gradients of the result flow back to ``state``, so that a part of a
-                model can be trained as a function of the global model (FjORD).
+            seed: Seed of parameters that the transfer initialises. Their values depend only on the
+                seed and the name of the parameter. From a generator, a seed is drawn.
+            copy: If False, unchanged tensors are not copied, but shared with ``state``.
+            partial: If True, omit tensors of the target whose source is missing in ``state``. If
+                False, a missing source raises an error.
+            gradients: If True, gradients of the result flow back to ``state``. A submodel can then
+                be trained as a function of the global model's weights (FjORD).
 
         Raises:
             RewriteError: If the state lacks a tensor, or a tensor has another shape.
@@ -217,7 +218,7 @@ class Transfer:
         return value
 
     def covered(self, part: State) -> dict[str, Tensor]:
-        """Compute the tensors of the target whose source is in ``part``."""
+        """Compute those tensors of the target whose source tensor is in ``part``."""
         names = (n for n, entry in self.entries.items() if entry.source in part) if part else ()
         return {name: self.entry(name, part) for name in names}
 
@@ -245,14 +246,15 @@ class Transfer:
 
     @torch.no_grad()
     def push(self, state: State) -> tuple[dict[str, Tensor], Coverage]:
-        """Apply the transpose: map a state of the target back to the source's shapes.
+        """Map a state of the target back to the source's shapes (the transpose of :meth:`pull`).
 
-        Several target tensors from the same source tensor are summed. Half precision is summed in
-        float32.
+        If several tensors of the target come from one tensor of the source, their values are
+        summed. Sums of half-precision tensors are computed in float32.
 
         Returns:
-            The sums (zero for values that are not in the target), and the :class:`Coverage`, the
-            weight of the target on each value.
+            A pair. The first item contains the sums, which are zero for values that the target does
+            not have. The second item is the :class:`Coverage`: for each value of the source, the
+            number by which its sum must be divided.
 
         Raises:
             RewriteError: If the state lacks a tensor, or a tensor has another shape.
@@ -277,7 +279,7 @@ class Transfer:
 
     @functools.cached_property
     def coverage(self) -> Coverage:
-        """Coverage of the source by :meth:`push`, which does not depend on the state."""
+        """The :class:`Coverage` that :meth:`push` returns; it is the same for all states."""
         return Coverage.of(self.shapes, self.entries.values())
 
     @functools.cached_property
@@ -319,7 +321,7 @@ class Transfer:
         )._repr_html_()
 
     def summary(self) -> str:
-        """Return one line with the numbers of taken and initialised tensors, and of values."""
+        """Return one line: the numbers of copied and of initialised tensors, and of values."""
         fresh = sum(entry.source is None for entry in self.entries.values())
         before, after = (sum(math.prod(s.shape) for s in x) for x in (self.source, self.target))
         return (
@@ -337,7 +339,7 @@ class Transfer:
 
     @functools.cached_property
     def views(self) -> Mapping[str, Slices]:
-        """Dict from target tensor to slices, for tensors that are (scaled) views of a source."""
+        """Dict from target tensor to its slices, for (scaled) slices of one source tensor."""
         return {
             name: tuple((m and m.window) or slice(None) for m in entry.dims)
             if any(entry.dims)

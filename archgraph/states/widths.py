@@ -15,13 +15,13 @@ from archgraph.states.transfer import Transfer
 
 @takes_graph
 def widths(graph: ArchGraph, transfer: Transfer) -> dict[str, int]:
-    """Return a dict from axis to the number of its positions (channels) that a transfer keeps.
+    """Return a dict from axis to its width (such as number of channels) after a transfer.
 
-    If blocks were removed, the axis of their results has the width of the axis of their inputs.
-    Other axes that the narrow architecture does not have are omitted.
+    For a removed block, the axis of its output has the width of the axis of its input. Other axes
+    that the narrow architecture lacks are omitted.
 
     Args:
-        graph: The architecture at which the transfer starts.
+        graph: The architecture before the transfer.
         transfer: Transfer from a state of ``graph`` to a state of a narrower architecture.
 
     Example:

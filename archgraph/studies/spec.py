@@ -314,11 +314,11 @@ class StudyCell:
 
 
 def load_study(path: str | os.PathLike[str]) -> StudySpec:
-    """Read a study file; :func:`cells` returns its experiments.
+    """Read a study file; :func:`cells` then returns the experiments of the study.
 
     Raises:
-        SpecError: If the study is invalid (names file, line and key), or requires scipy, which is
-            not installed.
+        SpecError: If the study is invalid (the message names file, line and key), or if it requires
+            scipy and scipy is not installed.
     """
     document = read_document(path)
     study = document.validate(StudySpec).read_from(document)

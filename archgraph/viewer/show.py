@@ -48,32 +48,35 @@ def view(
 ) -> str:
     """Write an interactive HTML page of one or several architectures.
 
-    The page is one file that loads nothing. Sections, blocks and operators open on a click. Equal
+    The page is a single file that works offline. A click opens a section, block or operator. Equal
     neighbouring blocks are shown once, with a count. The page shows shapes, parameters, MACs and
     axes of each part. It also shows why an axis cannot be cut, and what would change that. For a
-    family, the page shows which channels each client has; for a run, the changes of each round.
-    Up to four subjects open side by side; if there are more, only the first one opens. A family
-    opens with its global graph, to which the graphs of its clients can be added.
+    family, the page shows which channels each client has; for a run, the changes of each round. Up
+    to four subjects are shown side by side. If more subjects are passed, only the first one is
+    shown at first. For a family, the global graph is shown at first, and the graphs of clients can
+    be added.
 
     Args:
         subject: A graph, a family, a parsed family file, or a run
-            (:func:`archgraph.reports.read_run`). Also a list of these, or a dict from names to
-            graphs. Each further graph is compared with the first one. The comparison is exact if
-            the further graph is a rewrite of the first one, or both are rewrites of the same graph.
-            Other graphs are aligned by structure. A number is appended to repeated names.
+            (:func:`archgraph.reports.read_run`). Several subjects are passed as a list, or as a
+            dict from name to graph. Every other graph is compared with the first graph. The
+            comparison is exact if one graph is a rewrite of the other, or if both are rewrites of a
+            third graph. Otherwise, the graphs are aligned by structure (see
+            :func:`archgraph.align`). If names repeat, numbers are appended.
         path: File to write. By default, no file is written.
         title: Heading. Default: the name of the first graph.
-        importance: Scores that colour the parts: a dict from the name of a parameter, buffer, axis
-            or operator to one number, or to one number for each position. Alternatively, the
-            result of :func:`archgraph.importance`. The score of a part is the mean over its
-            operators and the parameters, buffers and axes that they use.
-        notify: Called with a line of text for each graph that takes long.
+        importance: Scores that set the colours of the page: the result of
+            :func:`archgraph.importance`, or a dict. The keys of the dict are names of parameters,
+            buffers, axes or operators. A value is one number, or one number per position (index
+            along the axis). The colour of a block or section is the mean score of its operators and
+            of the parameters, buffers and axes that these operators use.
+        notify: Function that is called with a line of text for each graph that takes long.
 
     Returns:
         The page as HTML text.
 
     Raises:
-        GraphError: If there is nothing to show, or the importance does not match the graphs.
+        GraphError: If no graph is passed, or a name in ``importance`` does not match the graphs.
         RunError: If the file cannot be written.
 
     Example:
