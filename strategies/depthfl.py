@@ -84,11 +84,11 @@ class DepthFL(fl.Averaging):
 
     @property
     def corrected(self) -> str:
-        """Reason why an experiment cannot set ``server``: FedDyn already corrects the mean."""
+        """Reason why the experiment's key ``server`` is not allowed; empty if ``alpha`` is 0."""
         return "`alpha` already corrects the mean at the server (FedDyn)" if self.alpha else ""
 
     def init(self, world: fl.World) -> fl.ServerState:
-        """Start from ``W``.
+        """Start from ``W``, the global model.
 
         Raises:
             RunError: If a tier is not the network up to one of its exits.
@@ -110,7 +110,7 @@ class DepthFL(fl.Averaging):
         return fl.ServerState().with_group("global", world.state)
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
-        """Send the first sections and their exits."""
+        """Send the sections of the client's tier, with their exits."""
         rounds = self.ramp if self.ramp > 1 else self.ramp * world.rounds
         ramp = rounds if self.distil else None
         train = fl.Train(MutualDistillation(ag.exits(world.tier_of(client).graph), ramp))
@@ -120,9 +120,10 @@ class DepthFL(fl.Averaging):
     def receive(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
     ) -> fl.ServerState:
-        """Average each value over the clients whose model has it, and correct by ``h`` (FedDyn).
+        """Average each value over the clients whose model has it, then apply FedDyn's correction.
 
         ``h ← h - α/m Σ_k (W_k - W)``, ``W ← mean_k W_k - h/α``. ``m`` is the number of all clients.
+        ``h`` is stored in the server state.
         """
         trained: collections.Counter[str | None] = collections.Counter()
 
@@ -148,7 +149,7 @@ class DepthFL(fl.Averaging):
         return merged.with_group("global", new).with_group("h", h)
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
-        """Evaluate the global model and every depth; predictions average the logits of exits."""
+        """Evaluate the global model and every depth, each with the mean of its exits' logits."""
         for model in fl.by_tier(world, state, norm=self.norm, idle=True):
             yield dataclasses.replace(model, predict=MeanLogits(ag.exits(model.graph)))
 

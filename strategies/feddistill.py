@@ -61,7 +61,7 @@ class FedDistill(fl.Masking):
         return fl.ServerState()
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
-        """Send ``F̂_k,l`` for the client's labels; the network stays with the client.
+        """Send ``F̂_k,l`` for the labels of client k. The network stays with the client.
 
         ``F̂_k,l`` is the sum over all clients minus the client's own outputs, divided by the number
         of other clients that have the label.
@@ -84,7 +84,7 @@ class FedDistill(fl.Masking):
     def receive(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
     ) -> fl.ServerState:
-        """Store the outputs of this round's clients, and sum over all clients (ensembling)."""
+        """Store the outputs of this round's clients, and sum the outputs of all clients."""
         for result in results:
             state = state.with_group(f"answers/{result.client}", result.extras)
         rows, clients = torch.zeros(world.classes, world.classes), torch.zeros(world.classes)

@@ -43,8 +43,8 @@ class FedGKT(fl.Strategy):
             the server.
         temperature: T, the temperature of distillation, both at clients and at the server.
         server_epochs: Number of passes of the server over the features of a round. The default is
-            that of the published runs on CIFAR-10. With fewer passes, the server was a poor
-            teacher.
+            the published value for CIFAR-10. With fewer passes, the server's logits were less
+            useful for distillation.
         server_batch: Number of examples in a minibatch of the server.
         server_lr: Learning rate of the server's SGD, whose momentum is 0.9.
 
@@ -92,7 +92,7 @@ class FedGKT(fl.Strategy):
         return fl.ServerState().with_group("server", server.transfer.pull(world.state))
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
-        """Send the logits ``z_s`` of the client's examples, which exist after its first round."""
+        """Send the server's logits ``z_s`` for the client's examples, except in its first round."""
         program = KnowledgeTransfer(self.alpha, self.temperature)
         return fl.private_network(world, client, program, extras=state.group(f"logits/{client}"))
 
@@ -100,7 +100,8 @@ class FedGKT(fl.Strategy):
         """Check that a client's tensors have one row for each of the client's examples.
 
         Raises:
-            RejectedUpdate: If a tensor does not match. The message names the tensor.
+            RejectedUpdate: If a tensor is missing, has another shape, or contains targets or ids
+                out of range. The message names the tensor.
         """
         count, features = result.examples, _features(world.tier_of(result.client).graph)
         shapes = {"features": features, "logits": (world.classes,), "targets": (), "ids": ()}
@@ -166,7 +167,7 @@ class FedGKT(fl.Strategy):
         return taught(mine, theirs, self.temperature) + self.alpha * hard
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
-        """Evaluate the clients' own models, then their extractors followed by ``f_s``."""
+        """Evaluate the clients' models, and the clients' extractors followed by ``f_s``."""
 
         def whole(tier: fl.Tier) -> fl.Model:
             extractor, server = model_halves(tier.graph).extractor, self._server(world).graph

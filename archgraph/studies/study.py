@@ -368,25 +368,26 @@ def study(
     """Run the missing cells of a study, and return its results.
 
     Every run is an ordinary run folder under ``out/runs``. Its name contains a digest of everything
-    that affects the results, so that equal runs of several studies are run once. A finished run
-    adds a line to a file in ``records`` (:class:`~archgraph.studies.records.StudyRecord`). All
-    results are computed from these lines, so run folders may be deleted, and recorded runs are not
-    repeated. Interrupted runs resume after their last checkpoint, so the same call continues an
-    interrupted study.
+    that affects the results. A run that several studies contain is therefore executed only once. A
+    finished run adds a line to a file in ``records``
+    (:class:`~archgraph.studies.records.StudyRecord`). All results are computed from these lines, so
+    run folders may be deleted, and recorded runs are not repeated. Interrupted runs resume after
+    their last checkpoint, so the same call continues an interrupted study.
 
     Args:
         file: A study file, or the result of ``load_study``.
-        size: ``paper`` for the published settings, or ``small``.
+        size: ``paper`` for the published settings, or ``small`` for the settings for two CPU cores.
         workers: Number of processes, with one thread each. The results do not depend on this
             number.
         out: Folder for runs and tables.
         data_root: Folder of the data sets. Default: the environment variable ``ARCHGRAPH_DATA``.
-        python: Consent to run the Python code that the study's files name.
+        python: Whether Python code that the study's files name may be executed.
         only_read: Run nothing, and return the results of the recorded runs.
         only: Run only the cells that match these patterns of rows, columns or ``ROW | COLUMN`` (as
             in ``leave_out``). Default: all.
         seeds: Run only these seeds of the study. Default: all.
-        again: Repeat runs that were recorded with another BITS, torch or numpy.
+        again: Repeat runs that were recorded with another version of torch or numpy, or with a
+            version of archgraph that computes other results.
         check: Only repeat the first round of one recorded run per row, and compare the results with
             the record; see :attr:`StudyResult.repeated`.
         records: Folder for the records of finished runs. Default: ``out/records``.
@@ -395,7 +396,8 @@ def study(
     Raises:
         SpecError: If the study is invalid, a cell is not a valid experiment, or ``only`` or
             ``seeds`` does not match any cell or seed.
-        DataError: If no run can start because data sets are missing; names all of them.
+        DataError: If no run can start because data sets are missing. The message names all missing
+            data sets.
         RunError: If the tables cannot be written. A failed run does not raise an error; see
             :attr:`StudyResult.failed`.
     """

@@ -48,12 +48,13 @@ def view(
 ) -> str:
     """Write an interactive HTML page of one or several architectures.
 
-    The page is one file that loads nothing. Sections, blocks and operators open on a click. Equal
-    neighbouring blocks are shown once, with a count. The page shows shapes, parameters, MACs and
-    axes of each part. It also shows why an axis cannot be cut, and what would change that. For a
-    family, the page shows which channels each client has; for a run, the changes of each round.
-    Up to four subjects open side by side; if there are more, only the first one opens. A family
-    opens with its global graph, to which the graphs of its clients can be added.
+    The page is a single file that loads no other files. Sections, blocks and operators open on a
+    click. Equal neighbouring blocks are shown once, with a count. The page shows shapes,
+    parameters, MACs and axes of each part. If an axis cannot be cut, the page shows the reason and
+    possible remedies. For a family, the page shows which channels each client has. For a run, the
+    page shows the changes of each round. Up to four graphs open side by side. If there are more
+    than four, only the first graph opens. For a family, the global graph opens first, and the
+    reader can add the graphs of clients.
 
     Args:
         subject: A graph, a family, a parsed family file, or a run
@@ -64,10 +65,12 @@ def view(
         path: File to write. By default, no file is written.
         title: Heading. Default: the name of the first graph.
         importance: Scores that colour the parts: a dict from the name of a parameter, buffer, axis
-            or operator to one number, or to one number for each position. Alternatively, the
-            result of :func:`archgraph.importance`. The score of a part is the mean over its
-            operators and the parameters, buffers and axes that they use.
-        notify: Called with a line of text for each graph that takes long.
+            or operator to one number, or to one number for each position. Alternatively, the result
+            of :func:`archgraph.importance`. The score of a part of the graph is the mean of the
+            scores of its operators, and of the parameters, buffers and axes that these operators
+            use.
+        notify: Function that is called with a line of text for each graph that takes long to
+            process.
 
     Returns:
         The page as HTML text.
