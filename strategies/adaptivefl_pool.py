@@ -126,7 +126,7 @@ class AdaptiveFLPool(fl.PartAveraging):
         return fl.ServerState().with_group("global", world.state)
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
-        """Send a random submodel of the pool, reduced if it is too large for the client's tier."""
+        """Send a random submodel of the pool; if it is too large for the client, a smaller one."""
         tier = self._tier(world, world.tier_of(client), self.member(world, client, round))
         mask = self.mask_absent
         return fl.part(world, state, client, tier=tier, mask_absent=mask, norm=self.norm)
@@ -150,7 +150,7 @@ class AdaptiveFLPool(fl.PartAveraging):
         return [one for one in self.pool(world) if one.parameters <= most]
 
     def member(self, world: fl.World, client: int, round: int) -> Member:
-        """Draw a submodel of the pool, and reduce it if it is too large for the client's tier."""
+        """Draw a submodel of the pool. If it is too large for the client, return a smaller one."""
         fitting, members = self.fitting(world, world.tier_of(client)), self.pool(world)
         generator = fl.seeded(world.seed, "adaptivefl", round, client)
         drawn = members[int(torch.randint(len(members), (), generator=generator))]

@@ -37,8 +37,8 @@ class ClusteredFL(fl.Averaging, fl.Masking):
     """Options of Clustered-FL.
 
     Attributes:
-        split: If True, split clusters by the directions of their clients' updates. If False, each
-            architecture remains one cluster, as at the start.
+        split: If True, split a cluster if its clients' updates have different directions. If False,
+            keep one cluster per architecture, as at the start.
         mean_norm: ε_1. A cluster is split only if the norm of the mean of its clients' updates is
             below this value.
         largest_norm: ε_2. A cluster is split only if the largest norm of a client's update is above

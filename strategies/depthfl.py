@@ -38,9 +38,9 @@ class DepthFL(fl.Averaging):
     """Options of DepthFL.
 
     Attributes:
-        distil: Let the exits of a client's model teach each other.
-        ramp: Fraction of the rounds during which the weight of distillation rises to 1. A whole
-            number above 1 is a number of rounds. The published code uses 300 of 1,000 rounds.
+        distil: If True, the exits of a client's model learn from each other by distillation.
+        ramp: Fraction of the rounds during which the weight of distillation rises to 1. If the
+            value is above 1, it is a number of rounds. The published code uses 300 of 1,000 rounds.
         alpha: Weight of FedDyn's regularisation at the clients and of the correction at the server.
             With 0, neither is applied.
 
@@ -91,7 +91,8 @@ class DepthFL(fl.Averaging):
         """Start from ``W``, the global model.
 
         Raises:
-            RunError: If a tier is not the network up to one of its exits.
+            RunError: If a tier's architecture is not the global network up to one of the network's
+                exits.
         """
         full = ag.exits(world.graph)
         for tier in world.tiers:

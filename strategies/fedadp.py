@@ -77,7 +77,7 @@ class FedADP(fl.Averaging, fl.Masking):
     }
 
     def init(self, world: fl.World) -> fl.ServerState:
-        """Start from ``ω^0`` (Algorithm 1, line 2).
+        """Start from the global model ``ω^0`` (Algorithm 1, line 2).
 
         Raises:
             RunError: If a client's architecture is not part of the global one, or cannot be grown
@@ -98,7 +98,7 @@ class FedADP(fl.Averaging, fl.Masking):
         return state
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
-        """Send ``ω_k ← NetChange(ω^t, ω_k)`` (lines 5-7)."""
+        """Send the client's part ``ω_k`` of the global model (NetChange, lines 5-7)."""
         tier = world.tier_of(client)
         fit = self.fit(world, tier, state.values["drawn"])
         return fl.part(
@@ -113,10 +113,11 @@ class FedADP(fl.Averaging, fl.Masking):
     def receive(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
     ) -> fl.ServerState:
-        """Compute ``ω^t ← Σ W_k NetChange(ω_k, ω^t)`` (lines 10, 12).
+        """Grow the clients' models with NetChange, and average the grown models (lines 10, 12).
 
-        Widening copies randomly drawn units. The server state stores the round of this draw as
-        ``drawn``, so that narrowing can later merge the same copies.
+        ``ω^t ← Σ W_k NetChange(ω_k, ω^t)``. Widening copies randomly drawn units. The server state
+        stores the round of this draw as ``drawn``, so that narrowing can later merge the same
+        copies.
         """
         drawn = round if self.redraw else 0
         state = state.with_group("sent", {})

@@ -69,13 +69,13 @@ class FedFA(fl.Averaging, fl.Masking):
         macs: Maximum multiply-accumulates of an architecture in a search, as a fraction of those of
             the global model.
         scale: If True, multiply each layer by its factor α before averaging. If False, average the
-            grafted models without scaling.
+            models without scaling.
         percentile: Fraction of a layer's weights from which the layer's norm is computed.
         inner: Choice of these weights. ``abs``: the weights with the smallest magnitudes.
             ``central``: the weights around the median (App. E).
         rms: If True, divide the norm by the square root of the number of these weights.
-        scale_vectors: If True, scale all parameters, also biases and norms. If False, scale only
-            the weights that layers multiply with.
+        scale_vectors: If True, scale all parameters, including biases and the parameters of norm
+            layers. If False, scale only the weight tensors of layers.
 
     Example:
         >>> FedFA(percentile=0.9).inner
@@ -106,7 +106,7 @@ class FedFA(fl.Averaging, fl.Masking):
     }
 
     def init(self, world: fl.World) -> fl.ServerState:
-        """Start from ``M_G^0`` (line 3), and assign architectures that do not need a score (1-2).
+        """Start from the global model (line 3), and assign architectures that need no score (1-2).
 
         Raises:
             RunError: If all architectures of the family exceed the bound ``macs`` of a search.
@@ -174,12 +174,12 @@ class FedFA(fl.Averaging, fl.Masking):
         return state.with_values(tiers=tiers)
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
-        """Send ``M_c^t``, cut from ``M_G^t`` (lines 7-9, Algorithm 3)."""
+        """Send the client's model ``M_c^t``, cut from the global model ``M_G^t`` (lines 7-9)."""
         tier, mask = self._tier(world, state.values["tiers"][client]), self.mask_absent
         return fl.part(world, state, client, tier=tier, mask_absent=mask, norm=self.norm)
 
     def examine(self, world: fl.World, result: fl.Result) -> fl.State:
-        """Compute ``n_c`` for every scaled layer of the grafted model (lines 12, 18).
+        """Compute the norm ``n_c`` of every scaled layer of the client's model (lines 12, 18).
 
         Raises:
             RejectedUpdate: If a layer's norm is tiny compared with its largest weight, so that
@@ -206,7 +206,7 @@ class FedFA(fl.Averaging, fl.Masking):
     def receive(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
     ) -> fl.ServerState:
-        """Graft, scale and average the clients' models in one pass (lines 11-22)."""
+        """Grow the clients' models to full depth, scale and average them (lines 11-22)."""
 
         def grafted(result: fl.Result) -> fl.Result:
             """Graft a client's model to the global depth (line 11, Algorithm 2)."""

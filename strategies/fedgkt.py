@@ -69,7 +69,7 @@ class FedGKT(fl.Strategy):
     )
 
     def init(self, world: fl.World) -> fl.ServerState:
-        """Start ``W_s`` from the initial weights of the global model.
+        """Start the server's weights ``W_s`` from the initial weights of the global model.
 
         Raises:
             RunError: If a tier's features do not match the input of the server's part.
@@ -92,7 +92,7 @@ class FedGKT(fl.Strategy):
         return fl.ServerState().with_group("server", server.transfer.pull(world.state))
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
-        """Send the server's logits ``z_s`` for the client's examples, except in its first round."""
+        """Send the server's logits for the client's examples (none in the client's first round)."""
         program = KnowledgeTransfer(self.alpha, self.temperature)
         return fl.private_network(world, client, program, extras=state.group(f"logits/{client}"))
 
@@ -126,7 +126,7 @@ class FedGKT(fl.Strategy):
     def receive(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
     ) -> fl.ServerState:
-        """Train ``f_s`` on the features of this round, and store its logits for the clients."""
+        """Train the server's network ``f_s`` on this round's features, and store its logits."""
         arrived = {result.client: result.extras for result in results}
         sent = dict(sorted(arrived.items()))  # results must not depend on the order of arrival
         if not sent:
@@ -159,7 +159,7 @@ class FedGKT(fl.Strategy):
         return state.with_group("server", {k: v.cpu().contiguous() for k, v in trained})
 
     def server_loss(self, world: fl.World, module: nn.Module, batch: fl.State) -> Tensor:
-        """Compute the loss ``l_s`` on a minibatch of features."""
+        """Compute the server's loss ``l_s`` on a minibatch of features."""
         answers = world.learning.predictions(module(batch["features"]))
         hard = world.learning.loss(answers, batch["targets"])
         examples = fl.Examples((), batch["targets"], batch["ids"])

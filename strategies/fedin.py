@@ -91,7 +91,7 @@ class FedIN(fl.Weighted):
     norm: Literal["averaged", "local"] = "averaged"
 
     def init(self, world: fl.World) -> fl.ServerState:
-        """Start from ``w_e`` and ``w_c`` of the first tier, and an empty server dataset.
+        """Start from the first tier's extractor and classifier, and an empty server dataset.
 
         Raises:
             RunError: If a tier cannot be divided into extractor, intermediate layers and
@@ -139,7 +139,10 @@ class FedIN(fl.Weighted):
         return state.with_group("sample", sample)
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
-        """Send ``(S, w_e, w_c)`` to client k (line 7). The first task contains all weights."""
+        """Send features, extractor and classifier ``(S, w_e, w_c)`` to client k (line 7).
+
+        The client's first task also contains all other weights.
+        """
         tier = world.tier_of(client)
         cut = self._cut(tier)
         shared = self._mapped(world, cut)

@@ -34,8 +34,8 @@ class FedMD(fl.Masking):
 
     Attributes:
         subset: Number of public examples that are drawn in each round. Default: all.
-        digest_epochs: Number of epochs for which a client trains towards the consensus on these
-            examples.
+        digest_epochs: Number of epochs for which a client trains towards the consensus on the drawn
+            public examples.
         public_epochs: Number of epochs for which a client trains on the labelled public set before
             its first training on its own data (transfer learning). With 0, labels of public
             examples are not used.

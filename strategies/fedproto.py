@@ -58,7 +58,7 @@ class FedProto(fl.Masking):
 
     @property
     def reads_labels(self) -> bool:
-        """True: clients exchange prototypes of the classes that they have."""
+        """Always True, because clients send prototypes only of the classes that they have."""
         return True
 
     def init(self, world: fl.World) -> fl.ServerState:
@@ -73,7 +73,10 @@ class FedProto(fl.Masking):
         return fl.ServerState()
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
-        """Send ``C̄`` of the client's classes (line 4). The network stays with the client."""
+        """Send the prototypes ``C̄`` of the client's classes (line 4).
+
+        The network stays with the client.
+        """
         width = self._width(world)
         table, known = fl.rows_of(state.group("prototypes"), world.classes, width)
         present = torch.tensor(world.clients[client].histogram) > 0

@@ -84,7 +84,7 @@ class FedRolex(fl.PartAveraging):
     }
 
     def init(self, world: fl.World) -> fl.ServerState:
-        """Start from ``Θ^(0)``.
+        """Start from the global model ``Θ^(0)``.
 
         Raises:
             RunError: If a tier differs from the global model in more than its widths, or ``norm``

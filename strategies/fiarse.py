@@ -97,7 +97,7 @@ class FIARSE(fl.Weighted, fl.Masking):
     norm: Literal["static", "averaged"] = "static"
 
     def init(self, world: fl.World) -> fl.ServerState:
-        """Start from ``x_0``.
+        """Start from the global model ``x_0``.
 
         Raises:
             RunError: If ``structured`` is set, and a tier differs from the global model in more
@@ -111,7 +111,7 @@ class FIARSE(fl.Weighted, fl.Masking):
         return self._with_limits(world, fl.ServerState().with_group("global", world.state))
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
-        """Send the weights above θ_i, with their indices.
+        """Send the weights whose magnitude is at least θ_i, with their indices.
 
         The tensors in the task are dense and contain 0 where no value is sent. For tensors in
         ``Task.indexed``, byte counts include only the nonzero values.

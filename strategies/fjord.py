@@ -55,7 +55,7 @@ class FjORD(fl.Weighted, fl.Masking):
     norm: Literal["per_width", "static"] = "per_width"
 
     def init(self, world: fl.World) -> fl.ServerState:
-        """Start from ``w^0`` and the initial statistics of every width.
+        """Start from the global model ``w^0`` and the initial statistics of every width.
 
         Raises:
             RunError: If a tier is not contained in the next larger one, ``private`` names running
@@ -92,7 +92,7 @@ class FjORD(fl.Weighted, fl.Masking):
         return replace(task, extras=statistics)
 
     def examine(self, world: fl.World, result: fl.Result) -> None:
-        """Check the statistics of each width.
+        """Check the running statistics that the client returned for each width.
 
         Raises:
             RejectedUpdate: If the statistics of a width are invalid. The message names the first

@@ -146,8 +146,8 @@ class FlexFLPool(fl.PartAveraging):
         apoz: Fractions of zeros in the activations (APoZ). Each key of the dict selects axes by
             name, role or pattern, and its value is the fraction for these axes. Every axis that is
             cut needs a fraction.
-        distil: λ, the weight of distillation from smaller submodels. With 0, clients train without
-            distillation.
+        distil: λ, the weight of the distillation from smaller submodels to the client's submodel.
+            With 0, clients train without distillation.
         temperature: τ, the temperature of the distillation.
 
     Example:

@@ -44,9 +44,9 @@ class FlexiFed(fl.Averaging, fl.Masking):
 
     Attributes:
         sharing: ``basic``: average the first layers that all clients have in common; the other
-            layers stay with the client. ``clustered``: also average the other layers within equal
-            architectures. ``max``: average each layer over all clients whose layers are the same up
-            to this layer.
+            layers stay with the client. ``clustered``: also average the other layers over the
+            clients with the same architecture. ``max``: average each layer over all clients whose
+            layers are the same up to this layer.
         match: Condition under which layers are the same. ``operator``: same operator, arguments and
             shapes. ``name``: same parameter names and shapes.
         unit: Unit of comparison. ``layer``: single layers (paper). ``block``: whole blocks. With

@@ -83,7 +83,7 @@ class FML(fl.Masking):
         return fl.group_means(world, state, contributions())
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
-        """Evaluate the shared network, and each client's private one."""
+        """Evaluate the shared network, and each client's private network."""
         yield fl.Evaluated(fl.GLOBAL, self._shared(world).graph, state.group(SHARED))
         yield from fl.private_networks(world, state)
 

@@ -42,8 +42,9 @@ class HeteroFL(fl.Averaging, fl.Masking):
         label_rows: If True, average the row of the head that belongs to a label only over the
             clients whose data contain this label.
         norm: How running statistics are treated. If a narrow tier has running statistics,
-            ``averaged`` and ``local`` require ``scaler: false``. Otherwise, the statistics would be
-            those of scaled activations, although activations are not scaled in evaluation mode.
+            ``averaged`` and ``local`` require ``scaler: false``. With the scaler, the statistics
+            would be those of scaled activations, although activations are not scaled in evaluation
+            mode.
 
     Example:
         >>> HeteroFL(mode="dynamic").norm
@@ -79,7 +80,7 @@ class HeteroFL(fl.Averaging, fl.Masking):
         return self.label_rows
 
     def init(self, world: fl.World) -> fl.ServerState:
-        """Start from ``W_g``, and assign tiers to clients.
+        """Start from the global model ``W_g``, and assign tiers to clients.
 
         Raises:
             RunError: If ``rates`` names an unknown tier, or ``norm`` does not work with ``scaler``
@@ -113,7 +114,7 @@ class HeteroFL(fl.Averaging, fl.Masking):
         return state.with_values(tiers=[names[i] for i in drawn.tolist()])
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
-        """Send ``W_m ← W_g[:d_m, :k_m]`` to client m (Algorithm 1, first inner loop)."""
+        """Send client m the first channels ``W_g[:d_m, :k_m]`` (Algorithm 1, first inner loop)."""
         tier = world.tier(state.values["tiers"][client])
         mask = self.mask_absent
         task = fl.part(world, state, client, tier=tier, mask_absent=mask, norm=self.norm)

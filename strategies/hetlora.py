@@ -104,7 +104,7 @@ class HetLoRA(fl.LowRankAveraging):
         return replace(tier, graph=cut.graph, transfer=tier.transfer >> cut.transfer)
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
-        """Send the client's part of the global model; with ``prune``, training has a penalty."""
+        """Send the client's part of the global model. With ``prune``, its loss has a penalty."""
         task = super().send(world, state, client, round)
         if self.prune is None:
             return task
@@ -114,7 +114,10 @@ class HetLoRA(fl.LowRankAveraging):
     def merged(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
     ) -> fl.ServerState:
-        """Compute ``Σ ‖B_k A_k‖ pad(A_k) / Σ ‖B_k A_k‖``, likewise for B; average the rest."""
+        """Average the clients' adapters, weighted by ``‖B_k A_k‖``, and all other parameters.
+
+        ``A ← Σ ‖B_k A_k‖ pad(A_k) / Σ ‖B_k A_k‖``, and likewise ``B``.
+        """
         adapters, ranks = self.shared(world), dict(state.values["ranks"])
 
         def padded(a: fl.LowRankAdapter, result: fl.Result) -> tuple[tuple[Tensor, ...], float]:

@@ -35,9 +35,8 @@ class InclusiveFL(fl.Averaging, fl.Masking):
     """Options of InclusiveFL.
 
     Attributes:
-        beta: β, the weight of momentum distillation. A shallower model's last layer changes by its
-            own update with weight 1 - β, and by the update of the deeper model's layers with weight
-            β.
+        beta: β, the weight of momentum distillation. The last layer of a size changes by its own
+            update with weight 1 - β, and by the update of the next deeper size with weight β.
 
     Example:
         >>> InclusiveFL().beta
@@ -51,7 +50,7 @@ class InclusiveFL(fl.Averaging, fl.Masking):
     beta: float = fl.option(0.2, least=0, most=1)
 
     def init(self, world: fl.World) -> fl.ServerState:
-        """Start from the shared layers, and the private layers of each size.
+        """Start from the initial weights of the shared layers, and of the layers of single sizes.
 
         Raises:
             RunError: If a tier shares no layers at full width, or lacks a layer of a section but

@@ -43,7 +43,7 @@ class NeFL(fl.Weighted):
 
     Attributes:
         steps: Step sizes, which are factors of residual branches. ``learnable``: they are trained.
-            ``constant``: they are not trained (N/L in the paper). ``off``: there are none. Every
+            ``constant``: they are not trained ("N/L" in the paper). ``off``: there are none. Every
             submodel has its own step sizes.
         initial: Initial step sizes. ``ones``: 1 for every block. ``ode`` (NeFL-DO): 1 + k for a
             block, where k is the number of blocks directly after this block that the submodel
@@ -95,7 +95,7 @@ class NeFL(fl.Weighted):
             raise ag.SpecError(message, where="norm", expected="spread: 0, or another norm")
 
     def init(self, world: fl.World) -> fl.ServerState:
-        """Start from ``θ_c``, and ``θ_ic`` of every submodel, taken from the global model.
+        """Start from the global model ``θ_c``, and the initial ``θ_ic`` of each submodel.
 
         Raises:
             RewriteError: If it is unclear which branch of a residual sum a step size multiplies.
@@ -134,7 +134,7 @@ class NeFL(fl.Weighted):
     def receive(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
     ) -> fl.ServerState:
-        """Average consistent parameters over all clients, and the others per submodel."""
+        """Average shared (consistent) parameters over all clients, and the others per submodel."""
 
         def contributions() -> Iterator[fl.Contribution]:
             for result in results:
@@ -156,7 +156,7 @@ class NeFL(fl.Weighted):
         return fl.group_means(world, state, contributions())
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
-        """Evaluate every submodel with its own ``θ_ic``; the largest one is the global model."""
+        """Evaluate every submodel. The largest submodel is the global model."""
 
         def model(tier: fl.Tier) -> fl.Model:
             return fl.Model(self._submodel(world, tier).graph, self._state(world, state, tier))

@@ -63,8 +63,8 @@ class RecipFL(fl.Masking):
     Attributes:
         lr: Learning rate of the server's Adam (η_s).
         clip: Maximum norm of the hypernetwork's gradient.
-        weights: Weight of a client in Eq. 4. ``examples``: its number of examples, divided by the
-            mean over all clients. ``uniform``: 1.
+        weights: Weight of a client in the hypernetwork's gradient (Eq. 4). ``examples``: its number
+            of examples, divided by the mean over all clients. ``uniform``: 1.
         transfer: If True, strong clients also train the small model by distillation (§3.3). If
             False, this is RecipFL without knowledge transfer (KT).
         small: Tier whose architecture strong clients train in addition to their own. Default: the
@@ -163,7 +163,7 @@ class RecipFL(fl.Masking):
         return self.descriptor == "classes"
 
     def init(self, world: fl.World) -> fl.ServerState:
-        """Draw the initial φ from the run's seed.
+        """Draw the initial weights φ of the hypernetwork from the run's seed.
 
         Raises:
             RunError: If ``small`` or ``strong`` names an unknown tier.
@@ -177,7 +177,10 @@ class RecipFL(fl.Masking):
         return fl.ServerState().with_group("hypernet", _phi(network.to(world.device)))
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
-        """Send ``θ̃_m`` (line 5). A strong client also gets the small model (§3.3)."""
+        """Send the generated weights ``θ̃_m`` (line 5).
+
+        A strong client also gets the small model (§3.3).
+        """
         server = Server.of(self, world, state)
         main, *small = server.parts([client])
         states = [{**part.first, **tensors} for part, tensors in server.generated([main, *small])]
@@ -200,10 +203,11 @@ class RecipFL(fl.Masking):
     def receive(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
     ) -> fl.ServerState:
-        """Update φ from the trained weights (line 7), which the server stores as ``q_v``.
+        """Update the hypernetwork's weights φ from the clients' trained weights (line 7).
 
-        The pseudo-gradient is ``θ̃_m - θ_m``, as in the authors' code. With the printed sign,
-        ``θ_m - θ̃_m``, gradient descent would move away from the trained weights.
+        The server stores the trained weights as ``q_v``. The pseudo-gradient is ``θ̃_m - θ_m``, as
+        in the authors' code. With the printed sign, ``θ_m - θ̃_m``, gradient descent would move
+        away from the trained weights.
         """
         server = Server.of(self, world, state, change=True)
         network = server.network
@@ -257,7 +261,7 @@ class RecipFL(fl.Masking):
                     raise ag.RejectedUpdate(message, where=where)
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
-        """Evaluate each tier's clients with the models that the server would send them now."""
+        """Evaluate each tier's clients with the models that the server would now send to them."""
         server = Server.of(self, world, state)
         for tier in world.tiers:
             if clients := world.clients_of(tier.name):
