@@ -89,11 +89,11 @@ def _taken(graph: ag.ArchGraph, sizes: tuple[int, ...]) -> ag.Rewritten:
 
 @dataclass(frozen=True)
 class AdaptiveFLPool(fl.PartAveraging):
-    """Options of AdaptiveFL's pool.
+    """Options of AdaptiveFL's pool of submodels.
 
     Attributes:
-        starts: Fractions of the axes, counted from the input, that keep their full size. Each level
-            has at most one member for each fraction.
+        starts: Fractions of the network's axes that keep their full size, counted from the input.
+            For each tier, the pool contains at most one submodel per fraction.
         norm: How running statistics are treated. Running statistics cannot stay with a client,
             because the client's width changes.
 
@@ -126,13 +126,13 @@ class AdaptiveFLPool(fl.PartAveraging):
         return fl.ServerState().with_group("global", world.state)
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
-        """Send a member of the pool that fits the client's tier."""
+        """Send a random submodel of the pool; if it is too large for the client, a smaller one."""
         tier = self._tier(world, world.tier_of(client), self.member(world, client, round))
         mask = self.mask_absent
         return fl.part(world, state, client, tier=tier, mask_absent=mask, norm=self.norm)
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
-        """Evaluate the global model, and for each tier the largest member that fits it."""
+        """Evaluate the global model, and for each tier the largest submodel that fits the tier."""
 
         def largest(tier: fl.Tier) -> fl.Tier:
             return self._tier(world, tier, self.fitting(world, tier)[-1])
@@ -140,17 +140,17 @@ class AdaptiveFLPool(fl.PartAveraging):
         return fl.by_tier(world, state, norm=self.norm, submodel=largest, idle=True)
 
     def pool(self, world: fl.World) -> tuple[Member, ...]:
-        """Return the members of all levels."""
+        """Return all submodels of the pool, from the smallest to the largest."""
         levels = tuple(ag.cost(tier.graph).parameters for tier in world.tiers)
         return pool(world.graph, levels, self.starts)
 
     def fitting(self, world: fl.World, tier: fl.Tier) -> list[Member]:
-        """Return the members with at most as many parameters as a tier."""
+        """Return the submodels of the pool that have at most as many parameters as the tier."""
         most = ag.cost(tier.graph).parameters
         return [one for one in self.pool(world) if one.parameters <= most]
 
     def member(self, world: fl.World, client: int, round: int) -> Member:
-        """Draw a member for the round, and return the largest part of it that fits the client."""
+        """Draw a submodel of the pool. If it is too large for the client, return a smaller one."""
         fitting, members = self.fitting(world, world.tier_of(client)), self.pool(world)
         generator = fl.seeded(world.seed, "adaptivefl", round, client)
         drawn = members[int(torch.randint(len(members), (), generator=generator))]

@@ -33,7 +33,7 @@ class AllSmall(fl.Averaging, fl.Masking):
     tier: str | None = None
 
     def init(self, world: fl.World) -> fl.ServerState:
-        """Start from the small architecture's weights.
+        """Start from the small architecture's initial weights.
 
         Raises:
             RunError: If ``tier`` names an unknown tier.
@@ -49,7 +49,7 @@ class AllSmall(fl.Averaging, fl.Masking):
         return world.by_size[0] if self.tier is None else world.tier(self.tier)
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
-        """Send the small model, whatever the client could run."""
+        """Send the small model to every client, also to clients that could run a larger one."""
         return fl.part(
             world,
             state,
@@ -69,6 +69,6 @@ class AllSmall(fl.Averaging, fl.Masking):
         )
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
-        """Evaluate the small model for each kind of client, to compare strong and weak clients."""
+        """Evaluate the small model on each tier's clients, to compare strong and weak clients."""
         small = fl.Model(self.small(world).graph, state.group("global"))
         return fl.by_tier(world, state, norm=self.norm, model=lambda _: small, whole=False)

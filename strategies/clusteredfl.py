@@ -37,11 +37,12 @@ class ClusteredFL(fl.Averaging, fl.Masking):
     """Options of Clustered-FL.
 
     Attributes:
-        split: If True, split clusters by the directions of their clients' updates. If False, each
-            architecture remains one cluster, as at the start.
-        mean_norm: ε_1. A cluster is split only if the norm of its mean update is below this value.
-        largest_norm: ε_2. A cluster is split only if the norm of its largest update is above this
-            value.
+        split: If True, split a cluster if its clients' updates have different directions. If False,
+            keep one cluster per architecture, as at the start.
+        mean_norm: ε_1. A cluster is split only if the norm of the mean of its clients' updates is
+            below this value.
+        largest_norm: ε_2. A cluster is split only if the largest norm of a client's update is above
+            this value.
         after: Number of rounds before the first split.
         smallest: Minimum number of clients in a cluster that is split. The official code splits
             clusters of more than two.
@@ -69,7 +70,7 @@ class ClusteredFL(fl.Averaging, fl.Masking):
     }
 
     def init(self, world: fl.World) -> fl.ServerState:
-        """Start with a cluster per architecture, with the initial weights of its first tier."""
+        """Start with one cluster per architecture, from the initial weights of its first tier."""
         digests = [world.tier_of(c.id).graph.digest for c in world.clients]
         order = list(dict.fromkeys(digests))
         state = fl.ServerState().with_values(clusters=[order.index(digest) for digest in digests])
@@ -79,7 +80,7 @@ class ClusteredFL(fl.Averaging, fl.Masking):
         return state
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
-        """Send ``θ_c`` of the client's cluster."""
+        """Send ``θ_c``, the weights of the client's cluster."""
         return fl.part(
             world,
             state,
@@ -94,10 +95,10 @@ class ClusteredFL(fl.Averaging, fl.Masking):
     def receive(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
     ) -> fl.ServerState:
-        """Average within each cluster; then split clusters whose clients' updates disagree.
+        """Average within each cluster, then split clusters whose clients' updates disagree.
 
-        Both new clusters start from the mean. A cluster is split only in a round in which all of
-        its clients have returned a result.
+        After a split, both clusters start from the mean of the old cluster. A cluster is split only
+        in a round in which all of its clients have returned a result.
         """
         # Cosines and norms need inner products only: no client's update is stored.
         products = fl.PairwiseProducts()
@@ -121,7 +122,10 @@ class ClusteredFL(fl.Averaging, fl.Masking):
         return self._split(merged, products) if judged else merged
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
-        """Evaluate a model per tier, or per client if a tier's clients are in several clusters."""
+        """Evaluate one model per tier.
+
+        If a tier's clients are in several clusters, evaluate the model of each client's cluster.
+        """
 
         def model(tier: fl.Tier) -> fl.Model:
             return fl.Model(tier.graph, self._weights(state, world.clients_of(tier.name)[0]))

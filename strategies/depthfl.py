@@ -38,9 +38,9 @@ class DepthFL(fl.Averaging):
     """Options of DepthFL.
 
     Attributes:
-        distil: Let the exits of a client's model teach each other.
-        ramp: Fraction of the rounds during which the weight of distillation rises to 1. A whole
-            number above 1 is a number of rounds. The published code uses 300 of 1,000 rounds.
+        distil: If True, the exits of a client's model learn from each other by distillation.
+        ramp: Fraction of the rounds during which the weight of distillation rises to 1. If the
+            value is above 1, it is a number of rounds. The published code uses 300 of 1,000 rounds.
         alpha: Weight of FedDyn's regularisation at the clients and of the correction at the server.
             With 0, neither is applied.
 
@@ -84,14 +84,15 @@ class DepthFL(fl.Averaging):
 
     @property
     def corrected(self) -> str:
-        """Reason why an experiment cannot set ``server``: FedDyn already corrects the mean."""
+        """Reason why the experiment's key ``server`` is not allowed; empty if ``alpha`` is 0."""
         return "`alpha` already corrects the mean at the server (FedDyn)" if self.alpha else ""
 
     def init(self, world: fl.World) -> fl.ServerState:
-        """Start from ``W``.
+        """Start from ``W``, the global model.
 
         Raises:
-            RunError: If a tier is not the network up to one of its exits.
+            RunError: If a tier's architecture is not the global network up to one of the network's
+                exits.
         """
         full = ag.exits(world.graph)
         for tier in world.tiers:
@@ -110,7 +111,7 @@ class DepthFL(fl.Averaging):
         return fl.ServerState().with_group("global", world.state)
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
-        """Send the first sections and their exits."""
+        """Send the sections of the client's tier, with their exits."""
         rounds = self.ramp if self.ramp > 1 else self.ramp * world.rounds
         ramp = rounds if self.distil else None
         train = fl.Train(MutualDistillation(ag.exits(world.tier_of(client).graph), ramp))
@@ -120,9 +121,10 @@ class DepthFL(fl.Averaging):
     def receive(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
     ) -> fl.ServerState:
-        """Average each value over the clients whose model has it, and correct by ``h`` (FedDyn).
+        """Average each value over the clients whose model has it, then apply FedDyn's correction.
 
         ``h ← h - α/m Σ_k (W_k - W)``, ``W ← mean_k W_k - h/α``. ``m`` is the number of all clients.
+        ``h`` is stored in the server state.
         """
         trained: collections.Counter[str | None] = collections.Counter()
 
@@ -148,7 +150,7 @@ class DepthFL(fl.Averaging):
         return merged.with_group("global", new).with_group("h", h)
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
-        """Evaluate the global model and every depth; predictions average the logits of exits."""
+        """Evaluate the global model and every depth, each with the mean of its exits' logits."""
         for model in fl.by_tier(world, state, norm=self.norm, idle=True):
             yield dataclasses.replace(model, predict=MeanLogits(ag.exits(model.graph)))
 

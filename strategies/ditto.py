@@ -43,7 +43,7 @@ class Ditto(fl.PartAveraging):
     pull: float = fl.option(1.0, least=0)
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
-        """Send ``w^t``."""
+        """Send the global model ``w^t``."""
         task = super().send(world, state, client, round)
         return replace(task, program=Both(fl.Train(fl.TaskLoss(self.mask_absent)), self.pull))
 

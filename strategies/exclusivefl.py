@@ -52,7 +52,7 @@ class ExclusiveFL(fl.Averaging, fl.Masking):
     def receive(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
     ) -> fl.ServerState:
-        """Average the results of each architecture; without results, its weights do not change."""
+        """Average the results of each architecture. Without results, the weights do not change."""
         contributions = (
             fl.Contribution.of(result, graph, self.weights, group=graph.digest)
             for result in results
@@ -61,7 +61,7 @@ class ExclusiveFL(fl.Averaging, fl.Masking):
         return fl.group_means(world, state, contributions)
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
-        """Evaluate for each tier the model of its architecture."""
+        """Evaluate the model of each tier's architecture."""
 
         def model(tier: fl.Tier) -> fl.Model:
             return fl.Model(tier.graph, state.group(tier.graph.digest))

@@ -49,14 +49,14 @@ class FedADP(fl.Averaging, fl.Masking):
 
     Attributes:
         narrow: How to remove units when the global model is cut to a client's width. ``paper``:
-            keep the first units, and add an equal fraction of the sum of the removed units to each
-            of them (Algorithm 3). This changes what the model computes. ``net2net``: merge the
-            units that widening has copied, which undoes widening.
-        redraw: If True, draw in every round which units widening copies. If False, draw them once
-            per architecture.
-        approximate: If a client's model cannot be grown without changing what it computes, grow it
-            anyway, and take blocks that cannot start as the identity from the old global model. If
-            False, raise an error.
+            keep the first k units, and add 1/k of the sum of the removed units to each kept unit
+            (Algorithm 3). This changes what the model computes. ``net2net``: merge each unit with
+            the copies that widening has made of it. This undoes widening.
+        redraw: If True, draw the units that widening copies anew in every round. If False, draw
+            them once per architecture.
+        approximate: If False, raise an error if growing a client's model changes what the model
+            computes. If True, grow the model anyway. Blocks that cannot be initialised as the
+            identity are then copied from the old global model.
 
     Example:
         >>> FedADP(narrow="net2net").norm
@@ -77,7 +77,7 @@ class FedADP(fl.Averaging, fl.Masking):
     }
 
     def init(self, world: fl.World) -> fl.ServerState:
-        """Start from ``ω^0`` (Algorithm 1, line 2).
+        """Start from the global model ``ω^0`` (Algorithm 1, line 2).
 
         Raises:
             RunError: If a client's architecture is not part of the global one, or cannot be grown
@@ -90,7 +90,7 @@ class FedADP(fl.Averaging, fl.Masking):
     def begin(
         self, world: fl.World, state: fl.ServerState, round: int, sampled: Sequence[int]
     ) -> fl.ServerState:
-        """Prepare the transfers of each architecture once for all clients of the round."""
+        """Compute the weights that are sent to each tier, once for all clients of the tier."""
         weights = state.group("global")
         for name in dict.fromkeys(world.clients[c].name for c in sampled):
             fit = self.fit(world, world.tier(name), state.values["drawn"])
@@ -98,7 +98,7 @@ class FedADP(fl.Averaging, fl.Masking):
         return state
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
-        """Send ``ω_k ← NetChange(ω^t, ω_k)`` (lines 5-7)."""
+        """Send the client's part ``ω_k`` of the global model (NetChange, lines 5-7)."""
         tier = world.tier_of(client)
         fit = self.fit(world, tier, state.values["drawn"])
         return fl.part(
@@ -113,10 +113,11 @@ class FedADP(fl.Averaging, fl.Masking):
     def receive(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
     ) -> fl.ServerState:
-        """Compute ``ω^t ← Σ W_k NetChange(ω_k, ω^t)`` (lines 10, 12).
+        """Grow the clients' models with NetChange, and average the grown models (lines 10, 12).
 
-        Widening copies units that are drawn at random. The server state stores in ``drawn`` the
-        round of the draw, so that narrowing can later merge the same copies.
+        ``ω^t ← Σ W_k NetChange(ω_k, ω^t)``. Widening copies randomly drawn units. The server state
+        stores the round of this draw as ``drawn``, so that narrowing can later merge the same
+        copies.
         """
         drawn = round if self.redraw else 0
         state = state.with_group("sent", {})
@@ -131,11 +132,12 @@ class FedADP(fl.Averaging, fl.Masking):
     def merged(
         self, world: fl.World, old: fl.State, results: Iterable[fl.Result], drawn: int = 0
     ) -> tuple[fl.State, Mapping[str, Tensor]]:
-        """Average the grown models; return the mean and its coverage (empty without results).
+        """Return the mean of the grown models, and the total weight of the clients for each value.
 
-        Growing is linear, except for parameters that it initialises, and the weights add up to one.
-        Growing the mean therefore gives the mean of the grown models. So the models of each
-        architecture are averaged first, and the mean is grown once.
+        The models of each architecture are averaged first, and then the mean is grown. This gives
+        the mean of the grown models, because growing is linear except for newly initialised
+        parameters, and the weights of the mean add up to one. Without results, return ``old`` and
+        an empty dict.
         """
         means: dict[NetChange, ag.Merger] = {}
         totals: dict[NetChange, float] = {}
@@ -207,10 +209,11 @@ class FedADP(fl.Averaging, fl.Masking):
         return fl.by_tier(world, state, norm=self.norm, model=model)
 
     def fit(self, world: fl.World, tier: fl.Tier, drawn: int = 0) -> NetChange:
-        """Return the transfers from the global model to a tier and back.
+        """Return the maps from the global model's weights to a tier's weights and back.
 
         Raises:
-            RunError: As in :meth:`init`. The message names the tier.
+            RunError: If the tier's architecture is not part of the global one, or cannot be grown
+                to the global one without changing what it computes. The message names the tier.
         """
         # Tiers with equal architectures share their copies.
         draw = fl.seeded(world.seed, "fedadp copies", tier.graph.digest, drawn)

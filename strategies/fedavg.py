@@ -36,7 +36,7 @@ class FedAvg(fl.Averaging, fl.Masking):
     serves = ("one",)
 
     def init(self, world: fl.World) -> fl.ServerState:
-        """Start from ``w_0`` (Algorithm 1, *Server executes*: initialize).
+        """Start from the global model ``w_0`` (Algorithm 1, *initialize*).
 
         Raises:
             RunError: If a client's architecture is not the global one.
@@ -49,13 +49,13 @@ class FedAvg(fl.Averaging, fl.Masking):
         return fl.ServerState().with_group("global", world.state)
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
-        """Send ``w_t`` to client ``k`` (*for each client … ClientUpdate*)."""
+        """Send the global model ``w_t`` to client ``k`` (*ClientUpdate*)."""
         return fl.part(world, state, client, mask_absent=self.mask_absent, norm=self.norm)
 
     def receive(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
     ) -> fl.ServerState:
-        """Compute ``w_{t+1} = Σ n_k w^k / Σ n_k`` (the last step of a round)."""
+        """Average the clients' models: ``w_{t+1} = Σ n_k w^k / Σ n_k``."""
         return fl.covered_mean(world, state, results, weights=self.weights)
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:

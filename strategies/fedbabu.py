@@ -37,7 +37,7 @@ class FedBABU(fl.PartAveraging):
     tune_epochs: int = fl.option(5, least=1)
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
-        """Send the body; the client received the head in its first round."""
+        """Send the body. The head is sent only in the client's first round."""
         task = super().send(world, state, client, round)
         head = fl.classifier(task.graph, world.classes)
         body = fl.TrainOnly(task.program, head, others=True)

@@ -26,6 +26,6 @@ class FedBN(fl.PartAveraging):
     year = 2021
 
     def private_entries(self, world: fl.World, graph: ag.ArchGraph) -> frozenset[str]:
-        """Return the tensors of norm layers, and those named by the option ``private``."""
+        """Return the names of norm layers' tensors, and the names that ``private`` selects."""
         norms = fl.NormPolicy("per_submodel").unmerged(graph)
         return norms | super().private_entries(world, graph)

@@ -32,8 +32,8 @@ class FedDistill(fl.Masking):
     """Options of FedDistill.
 
     Attributes:
-        gamma: γ, the weight of the other clients' outputs in a client's loss. With 0, clients train
-            independently.
+        gamma: γ, the weight of the loss term that compares a client's outputs with those of the
+            other clients. With 0, clients train independently.
 
     Example:
         >>> FedDistill(gamma=0.5).gamma
@@ -52,7 +52,7 @@ class FedDistill(fl.Masking):
 
     @property
     def reads_labels(self) -> bool:
-        """True: clients exchange outputs for the classes that they have."""
+        """Always True, because clients send outputs only for the classes that they have."""
         return True
 
     def init(self, world: fl.World) -> fl.ServerState:
@@ -61,10 +61,10 @@ class FedDistill(fl.Masking):
         return fl.ServerState()
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
-        """Send ``F̂_k,l`` for the client's labels; the network stays with the client.
+        """Send client k the mean outputs of the other clients for each label of client k.
 
-        ``F̂_k,l`` is the sum over all clients minus the client's own outputs, divided by the number
-        of other clients that have the label.
+        The mean for label l, ``F̂_k,l``, is computed over the other clients that have the label.
+        The network stays with the client.
         """
         total, extras = state.group("sum"), dict[str, Tensor]()
         if total:
@@ -84,7 +84,7 @@ class FedDistill(fl.Masking):
     def receive(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
     ) -> fl.ServerState:
-        """Store the outputs of this round's clients, and sum over all clients (ensembling)."""
+        """Store the outputs of this round's clients, and sum the outputs of all clients."""
         for result in results:
             state = state.with_group(f"answers/{result.client}", result.extras)
         rows, clients = torch.zeros(world.classes, world.classes), torch.zeros(world.classes)

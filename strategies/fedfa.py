@@ -54,26 +54,28 @@ class FedFA(fl.Averaging, fl.Masking):
     Attributes:
         variant: Dimensions in which clients may differ (Table 1): depth and width, depth only, or
             width only.
-        choice: Assignment of architectures to clients. ``family``: as in the family. With all other
-            values, a fraction ``limited`` of the clients takes the smallest architecture.
-            ``half_smallest``: each of the other clients draws one of the remaining architectures
-            (§5.1). ``zico``: each takes the architecture with the best ZiCo score on its data.
-            ``search``: each searches for the best ZiCo score among all combinations of the depths
-            and widths of the family's architectures (§5.1, Table 5).
-        limited: Fraction of the clients that take the smallest architecture.
-        steps: Number of architectures that a search derives from others. With 0, ``search`` is the
-            same as ``zico``. FedFA does not state a number; ZiCo uses 100,000 on ImageNet.
-        population: Number of best architectures from which a search derives others (ZiCo).
+        choice: How architectures are assigned to clients. ``family``: as in the family. With every
+            other value, a fraction ``limited`` of the clients gets the smallest architecture, and
+            the value determines the architecture of each remaining client. ``half_smallest``: a
+            random one of the other architectures (§5.1). ``zico``: the architecture with the best
+            ZiCo score on the client's data. ``search``: the architecture with the best ZiCo score
+            that a search finds among all combinations of the depths and widths in the family (§5.1,
+            Table 5).
+        limited: Fraction of the clients that get the smallest architecture.
+        steps: Number of architectures that a search generates by modifying earlier ones. With 0,
+            ``search`` is the same as ``zico``. FedFA does not state a number; ZiCo uses 100,000 on
+            ImageNet.
+        population: Number of best architectures that a search keeps and modifies (ZiCo).
         macs: Maximum multiply-accumulates of an architecture in a search, as a fraction of those of
             the global model.
-        scale: If True, multiply layers by α before averaging. If False, average the grafted models
-            without scaling.
-        percentile: Fraction of a layer's weights that count in its norm.
-        inner: Weights that count in the norm. ``abs``: the smallest by magnitude. ``central``:
-            those around the median (App. E).
-        rms: If True, divide the norm by the square root of the number of weights that count.
-        scale_vectors: If True, scale all parameters, also biases and norms. If False, scale only
-            the weights that layers multiply with.
+        scale: If True, multiply each layer by its factor α before averaging. If False, average the
+            models without scaling.
+        percentile: Fraction of a layer's weights from which the layer's norm is computed.
+        inner: Choice of these weights. ``abs``: the weights with the smallest magnitudes.
+            ``central``: the weights around the median (App. E).
+        rms: If True, divide the norm by the square root of the number of these weights.
+        scale_vectors: If True, scale all parameters, including biases and the parameters of norm
+            layers. If False, scale only the weight tensors of layers.
 
     Example:
         >>> FedFA(percentile=0.9).inner
@@ -104,7 +106,7 @@ class FedFA(fl.Averaging, fl.Masking):
     }
 
     def init(self, world: fl.World) -> fl.ServerState:
-        """Start from ``M_G^0`` (line 3), and assign the architectures that need no score (1-2).
+        """Start from the global model (line 3), and assign architectures that need no score (1-2).
 
         Raises:
             RunError: If all architectures of the family exceed the bound ``macs`` of a search.
@@ -126,7 +128,7 @@ class FedFA(fl.Averaging, fl.Masking):
         return fl.ServerState().with_group("global", world.state).with_values(tiers=tiers)
 
     def survey(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Task]:
-        """Yield a task that scores architectures, for each client that may choose one (line 2)."""
+        """Yield a task that scores architectures, for each client that needs a score (line 2)."""
         if self.choice not in ("zico", "search"):
             return
         weights = state.group("global")
@@ -159,7 +161,7 @@ class FedFA(fl.Averaging, fl.Masking):
     def surveyed(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result]
     ) -> fl.ServerState:
-        """Assign to each client its best architecture; of several best ones, the smallest."""
+        """Assign the architecture with the best score to each client (the smallest if tied)."""
         tiers = list(state.values["tiers"])
         for result in results:
             if self.choice == "search":
@@ -172,12 +174,12 @@ class FedFA(fl.Averaging, fl.Masking):
         return state.with_values(tiers=tiers)
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
-        """Send ``M_c^t``, cut from ``M_G^t`` (lines 7-9, Algorithm 3)."""
+        """Send the client's model ``M_c^t``, cut from the global model ``M_G^t`` (lines 7-9)."""
         tier, mask = self._tier(world, state.values["tiers"][client]), self.mask_absent
         return fl.part(world, state, client, tier=tier, mask_absent=mask, norm=self.norm)
 
     def examine(self, world: fl.World, result: fl.Result) -> fl.State:
-        """Compute ``n_c`` for every scaled layer of the grafted model (lines 12, 18).
+        """Compute the norm ``n_c`` of every scaled layer of the client's model (lines 12, 18).
 
         Raises:
             RejectedUpdate: If a layer's norm is tiny compared with its largest weight, so that
@@ -204,7 +206,7 @@ class FedFA(fl.Averaging, fl.Masking):
     def receive(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
     ) -> fl.ServerState:
-        """Graft, scale and average the clients' models in one pass (lines 11-22)."""
+        """Grow the clients' models to full depth, scale and average them (lines 11-22)."""
 
         def grafted(result: fl.Result) -> fl.Result:
             """Graft a client's model to the global depth (line 11, Algorithm 2)."""

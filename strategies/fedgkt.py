@@ -43,8 +43,8 @@ class FedGKT(fl.Strategy):
             the server.
         temperature: T, the temperature of distillation, both at clients and at the server.
         server_epochs: Number of passes of the server over the features of a round. The default is
-            that of the published runs on CIFAR-10. With fewer passes, the server was a poor
-            teacher.
+            the published value for CIFAR-10. With fewer passes, the server's logits were less
+            useful for distillation.
         server_batch: Number of examples in a minibatch of the server.
         server_lr: Learning rate of the server's SGD, whose momentum is 0.9.
 
@@ -69,7 +69,7 @@ class FedGKT(fl.Strategy):
     )
 
     def init(self, world: fl.World) -> fl.ServerState:
-        """Start ``W_s`` from the initial weights of the global model.
+        """Start the server's weights ``W_s`` from the initial weights of the global model.
 
         Raises:
             RunError: If a tier's features do not match the input of the server's part.
@@ -92,7 +92,7 @@ class FedGKT(fl.Strategy):
         return fl.ServerState().with_group("server", server.transfer.pull(world.state))
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
-        """Send the logits ``z_s`` of the client's examples, which exist after its first round."""
+        """Send the server's logits for the client's examples (none in the client's first round)."""
         program = KnowledgeTransfer(self.alpha, self.temperature)
         return fl.private_network(world, client, program, extras=state.group(f"logits/{client}"))
 
@@ -100,7 +100,8 @@ class FedGKT(fl.Strategy):
         """Check that a client's tensors have one row for each of the client's examples.
 
         Raises:
-            RejectedUpdate: If a tensor does not match. The message names the tensor.
+            RejectedUpdate: If a tensor is missing, has another shape, or contains targets or ids
+                out of range. The message names the tensor.
         """
         count, features = result.examples, _features(world.tier_of(result.client).graph)
         shapes = {"features": features, "logits": (world.classes,), "targets": (), "ids": ()}
@@ -125,7 +126,7 @@ class FedGKT(fl.Strategy):
     def receive(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
     ) -> fl.ServerState:
-        """Train ``f_s`` on the features of this round, and store its logits for the clients."""
+        """Train the server's network ``f_s`` on this round's features, and store its logits."""
         arrived = {result.client: result.extras for result in results}
         sent = dict(sorted(arrived.items()))  # results must not depend on the order of arrival
         if not sent:
@@ -158,7 +159,7 @@ class FedGKT(fl.Strategy):
         return state.with_group("server", {k: v.cpu().contiguous() for k, v in trained})
 
     def server_loss(self, world: fl.World, module: nn.Module, batch: fl.State) -> Tensor:
-        """Compute the loss ``l_s`` on a minibatch of features."""
+        """Compute the server's loss ``l_s`` on a minibatch of features."""
         answers = world.learning.predictions(module(batch["features"]))
         hard = world.learning.loss(answers, batch["targets"])
         examples = fl.Examples((), batch["targets"], batch["ids"])
@@ -166,7 +167,7 @@ class FedGKT(fl.Strategy):
         return taught(mine, theirs, self.temperature) + self.alpha * hard
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
-        """Evaluate the clients' own models, then their extractors followed by ``f_s``."""
+        """Evaluate the clients' models, and the clients' extractors followed by ``f_s``."""
 
         def whole(tier: fl.Tier) -> fl.Model:
             extractor, server = model_halves(tier.graph).extractor, self._server(world).graph

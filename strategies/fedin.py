@@ -48,18 +48,18 @@ class FedIN(fl.Weighted):
             tier to name. Default: the first section (see :func:`model_parts`).
         before: Section or block at which the classifier begins: a name for all tiers, or a dict
             from tier to name. Default: the last block with parameters, with the pooling before it.
-        step: How intermediate layers are trained on the local loss and the IN loss. ``sum``: on a
-            weighted sum of both gradients (Eq. 16). ``projection``: on the projected gradient of
-            the IN loss (Eq. 15). ``sequential``: first on the local loss, then on the IN loss (Fig.
-            7a).
+        step: How intermediate layers are trained on the local loss and the IN loss (the loss on
+            exchanged features). ``sum``: on a weighted sum of both gradients (Eq. 16).
+            ``projection``: on the projected gradient of the IN loss (Eq. 15). ``sequential``: first
+            on the local loss, then on the IN loss (Fig. 7a).
         multiplier: λ, the weight of the local gradient in Eq. 16.
         aggregate: If True, average extractors and classifiers. If False, both stay with the client
             (Fig. 7b).
         in_training: If True, exchange features and train on them. If False, train only on the local
             loss (Fig. 7c).
-        upload: Number of pairs of features that a client sends in a round, namely its latest ones.
-            A pair is the input and the output of the intermediate layers for one example. Default:
-            the batch size.
+        upload: Number of pairs of features that a client sends in a round. A pair consists of the
+            input and the output of the intermediate layers for one example. The client sends its
+            latest pairs. Default: the batch size.
         capacity: Maximum number of pairs that the server stores per client.
         store: Pairs that the server stores. ``reservoir``: a random sample of all received pairs.
             ``latest``: the latest pairs.
@@ -91,11 +91,12 @@ class FedIN(fl.Weighted):
     norm: Literal["averaged", "local"] = "averaged"
 
     def init(self, world: fl.World) -> fl.ServerState:
-        """Start from ``w_e`` and ``w_c`` of the first tier, and an empty server dataset.
+        """Start from the first tier's extractor and classifier, and an empty server dataset.
 
         Raises:
-            RunError: If a tier cannot be cut, or tiers differ in extractor or classifier. The
-                message names the tier and the first difference.
+            RunError: If a tier cannot be divided into extractor, intermediate layers and
+                classifier, or tiers differ in extractor or classifier. The message names the tier
+                and the first difference.
         """
         for names in (self.after, self.before):
             for name in names if isinstance(names, Mapping) else ():
@@ -115,7 +116,7 @@ class FedIN(fl.Weighted):
     def begin(
         self, world: fl.World, state: fl.ServerState, round: int, sampled: Sequence[int]
     ) -> fl.ServerState:
-        """Draw ``S`` from the server dataset (line 6)."""
+        """Draw the sample ``S`` of features from the server dataset (line 6)."""
         stored = [min(count, self.capacity) for count in state.values["seen"]]
         # Batch statistics need at least two pairs.
         if not self.in_training or sum(stored) < 2:
@@ -138,7 +139,10 @@ class FedIN(fl.Weighted):
         return state.with_group("sample", sample)
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
-        """Send ``(S, w_e, w_c)`` to client k (line 7), with all other weights in the first task."""
+        """Send features, extractor and classifier ``(S, w_e, w_c)`` to client k (line 7).
+
+        The client's first task also contains all other weights.
+        """
         tier = world.tier_of(client)
         cut = self._cut(tier)
         shared = self._mapped(world, cut)

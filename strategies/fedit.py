@@ -32,7 +32,8 @@ class FedIT(fl.LowRankAveraging):
         """Start from the global model.
 
         Raises:
-            RunError: If the global model has no low-rank adapters, or a client has another rank.
+            RunError: If the global model has no low-rank adapters, or a client's adapters have
+                another rank.
         """
         state = super().init(world)
         for tier in world.tiers:

@@ -33,12 +33,12 @@ class FedMD(fl.Masking):
     """Options of FedMD.
 
     Attributes:
-        subset: Number of public examples that are drawn for a round. Default: all.
-        digest_epochs: Number of passes over these examples in which a client trains towards the
-            consensus.
-        public_epochs: Number of passes over the labelled public set before a client's first
-            training on its own data (transfer learning). With 0, labels of public examples are not
-            used.
+        subset: Number of public examples that are drawn in each round. Default: all.
+        digest_epochs: Number of epochs for which a client trains towards the consensus on the drawn
+            public examples.
+        public_epochs: Number of epochs for which a client trains on the labelled public set before
+            its first training on its own data (transfer learning). With 0, labels of public
+            examples are not used.
 
     Example:
         >>> FedMD(subset=100).digest_epochs
@@ -78,7 +78,7 @@ class FedMD(fl.Masking):
         return fl.ServerState(values={"drawn": 0})
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
-        """Send the consensus (distribute); the network stays with the client."""
+        """Send the consensus (step *distribute*). The network stays with the client."""
         party = Party(
             fl.TaskLoss(self.mask_absent),
             Draw(world.seed, self.subset),
@@ -89,7 +89,7 @@ class FedMD(fl.Masking):
         return fl.private_network(world, client, party, extras=state.group("consensus"))
 
     def examine(self, world: fl.World, result: fl.Result) -> None:
-        """Check that the client returned logits for each drawn example.
+        """Check that the client returned logits for each public example of the round.
 
         Raises:
             RejectedUpdate: If logits are missing or have another shape.
@@ -104,7 +104,7 @@ class FedMD(fl.Masking):
     def receive(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
     ) -> fl.ServerState:
-        """Average the logits over clients with equal weights (aggregate)."""
+        """Average the logits over clients with equal weights (step *aggregate*)."""
         arrived = {result.client: result.extras["scores"] for result in results}
         if not arrived:
             return state

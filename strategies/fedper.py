@@ -27,5 +27,5 @@ class FedPer(fl.PartAveraging):
     year = 2019
 
     def private_entries(self, world: fl.World, graph: ag.ArchGraph) -> frozenset[str]:
-        """Return the parameters of the classifier, and those named by the option ``private``."""
+        """Return the names of the head's parameters, and the names that ``private`` selects."""
         return fl.classifier(graph, world.classes) | super().private_entries(world, graph)

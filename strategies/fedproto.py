@@ -58,21 +58,25 @@ class FedProto(fl.Masking):
 
     @property
     def reads_labels(self) -> bool:
-        """True: clients exchange prototypes of the classes that they have."""
+        """Always True, because clients send prototypes only of the classes that they have."""
         return True
 
     def init(self, world: fl.World) -> fl.ServerState:
         """Start without prototypes (line 1).
 
         Raises:
-            RunError: If examples do not have one class each, or a network has no embedding.
+            RunError: If the task is not to predict one class per example, or a network has no
+                embedding.
         """
         fl.check_single(world)
         self._width(world)
         return fl.ServerState()
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
-        """Send ``C̄`` of the client's classes (line 4); the network stays with the client."""
+        """Send the prototypes ``C̄`` of the client's classes (line 4).
+
+        The network stays with the client.
+        """
         width = self._width(world)
         table, known = fl.rows_of(state.group("prototypes"), world.classes, width)
         present = torch.tensor(world.clients[client].histogram) > 0
@@ -89,7 +93,7 @@ class FedProto(fl.Masking):
     ) -> fl.ServerState:
         """Average the prototypes of each class over the clients that have the class (line 6).
 
-        If no client of the round has a class, the prototype of the class does not change.
+        The prototype of a class does not change in a round in which no client has the class.
         """
         arrived = {result.client: result.extras for result in results}
         width = self._width(world)

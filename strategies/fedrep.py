@@ -26,9 +26,9 @@ class FedRep(fl.PartAveraging):
     """Options of FedRep.
 
     Attributes:
-        head_epochs: Number of passes over its data in which a client trains its head in each round.
-            The body is trained afterwards. In ``local``, ``over: round`` and ``fraction`` apply to
-            the head and to the body separately.
+        head_epochs: Number of epochs for which a client trains the head in each round. After these
+            epochs, the client trains the body. In ``local``, ``over: round`` and ``fraction`` apply
+            to the training of the head and to the training of the body separately.
 
     Example:
         >>> FedRep().head_epochs
@@ -41,11 +41,11 @@ class FedRep(fl.PartAveraging):
     head_epochs: int = fl.option(10, least=1)
 
     def private_entries(self, world: fl.World, graph: ag.ArchGraph) -> frozenset[str]:
-        """Return the parameters of the head, and those named by the option ``private``."""
+        """Return the names of the head's parameters, and the names that ``private`` selects."""
         return fl.classifier(graph, world.classes) | super().private_entries(world, graph)
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
-        """Send ``φ^{t-1}``; the client trains ``h_i`` for ``τ_h`` passes, then ``φ``."""
+        """Send the body ``φ^{t-1}``. The client trains its head ``h_i`` first, then the body."""
         task = super().send(world, state, client, round)
         head, loss = fl.classifier(task.graph, world.classes), fl.TaskLoss(self.mask_absent)
         phases = (

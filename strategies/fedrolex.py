@@ -55,11 +55,11 @@ class FedRolex(fl.PartAveraging):
     """Options of FedRolex.
 
     Attributes:
-        step: Number of channels by which the window moves in a round.
-        direction: Direction of the move. With ``backward``, as in the official code, the window of
-            round t begins t - 1 channels before that of round 1.
-        scaler: Divide activations by a tier's width rate in training. HeteroFL and the official
-            code, which is based on HeteroFL's, do this; the paper does not.
+        step: Number of channels by which the window of trained channels moves in each round.
+        direction: Direction in which the window moves. ``forward``: towards higher channel numbers.
+            ``backward``: towards lower channel numbers, as in the official code.
+        scaler: If True, divide activations by the tier's width rate in training. HeteroFL and the
+            official code of FedRolex do this, but the paper does not.
         norm: How running statistics are treated. Running statistics cannot stay with a client,
             because the client's window moves.
 
@@ -84,7 +84,7 @@ class FedRolex(fl.PartAveraging):
     }
 
     def init(self, world: fl.World) -> fl.ServerState:
-        """Start from ``Θ^(0)``.
+        """Start from the global model ``Θ^(0)``.
 
         Raises:
             RunError: If a tier differs from the global model in more than its widths, or ``norm``
@@ -105,11 +105,11 @@ class FedRolex(fl.PartAveraging):
     def begin(
         self, world: fl.World, state: fl.ServerState, round: int, sampled: Sequence[int]
     ) -> fl.ServerState:
-        """Store the round j, which determines the windows that are tested."""
+        """Store the round j, which determines the windows that are evaluated."""
         return state.with_values(round=round)
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
-        """Send ``θ_n^(j)`` to client n (lines 5-7)."""
+        """Send client n its part ``θ_n^(j)`` of the global model (lines 5-7)."""
         tier = self._rolled(world, world.tier_of(client), round)
         mask = self.mask_absent
         task = fl.part(world, state, client, tier=tier, mask_absent=mask, norm=self.norm)

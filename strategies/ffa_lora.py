@@ -27,5 +27,5 @@ class FFALoRA(fl.LowRankAveraging):
     serves = ("rank",)
 
     def fixed(self, world: fl.World, round: int) -> frozenset[str]:
-        """Return the first factors, which are sent once and never trained."""
+        """Return the names of the adapters' first factors, which are not trained."""
         return frozenset(a.down for a in fl.low_rank(world.graph))

@@ -79,7 +79,7 @@ class FIARSE(fl.Weighted, fl.Masking):
     Attributes:
         by: Scope of the threshold θ: one for the whole ``model``, or one for each ``tensor``.
         structured: If True, keep the most important channels of every axis, as many as the tier
-            has, instead of the largest single weights.
+            has. If False, keep the single weights with the largest magnitudes.
         norm: How running statistics are treated. Running statistics cannot stay with a client,
             because the client's mask changes.
 
@@ -97,7 +97,7 @@ class FIARSE(fl.Weighted, fl.Masking):
     norm: Literal["static", "averaged"] = "static"
 
     def init(self, world: fl.World) -> fl.ServerState:
-        """Start from ``x_0``.
+        """Start from the global model ``x_0``.
 
         Raises:
             RunError: If ``structured`` is set, and a tier differs from the global model in more
@@ -111,10 +111,10 @@ class FIARSE(fl.Weighted, fl.Masking):
         return self._with_limits(world, fl.ServerState().with_group("global", world.state))
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
-        """Send the weights above θ_i, with their indices.
+        """Send the weights whose magnitude is at least θ_i, with their indices.
 
-        The tensors in the task are dense, with 0 where no value is sent, so that other code need
-        not handle masks. ``Task.indexed`` determines the byte counts.
+        The tensors in the task are dense and contain 0 where no value is sent. For tensors in
+        ``Task.indexed``, byte counts include only the nonzero values.
         """
         tier, limits = self._masked(world, state, world.tier_of(client))
         objective = fl.TaskLoss(mask_absent=self.mask_absent)
@@ -128,7 +128,7 @@ class FIARSE(fl.Weighted, fl.Masking):
     ) -> fl.ServerState:
         """Average every weight over the clients whose masks contain it.
 
-        This does not use ``ag.Merger``, which does not support masks of single weights.
+        ``ag.Merger`` is not used, because it does not support masks of single weights.
         """
         old, limits = state.group("global"), state.values["limits"]
         masked = frozenset(name for tier in limits.values() for name in tier)
@@ -149,7 +149,7 @@ class FIARSE(fl.Weighted, fl.Masking):
         return self._with_limits(world, after)
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
-        """Evaluate the global model, and each tier's part of it under the current mask."""
+        """Evaluate the global model, and the global model under each tier's current mask."""
 
         def model(tier: fl.Tier) -> fl.Model:
             tier, limits = self._masked(world, state, tier)

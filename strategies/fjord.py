@@ -37,10 +37,10 @@ class FjORD(fl.Weighted, fl.Masking):
     """Options of FjORD.
 
     Attributes:
-        distil: Train the client's own width in every step, and distil it into the drawn width
-            (§3.2, temperature 1).
+        distil: If True, train the client's largest width in every step, and distil it into the
+            width that is drawn for the minibatch (§3.2, temperature 1).
         norm: How running statistics are treated. ``per_width``: each width has its own statistics.
-            ``static``: they are recomputed for evaluation.
+            ``static``: the statistics are recomputed for evaluation.
 
     Example:
         >>> FjORD(distil=True).norm
@@ -55,7 +55,7 @@ class FjORD(fl.Weighted, fl.Masking):
     norm: Literal["per_width", "static"] = "per_width"
 
     def init(self, world: fl.World) -> fl.ServerState:
-        """Start from ``w^0`` and the initial statistics of every width.
+        """Start from the global model ``w^0`` and the initial statistics of every width.
 
         Raises:
             RunError: If a tier is not contained in the next larger one, ``private`` names running
@@ -92,10 +92,11 @@ class FjORD(fl.Weighted, fl.Masking):
         return replace(task, extras=statistics)
 
     def examine(self, world: fl.World, result: fl.Result) -> None:
-        """Check the statistics of each width.
+        """Check the running statistics that the client returned for each width.
 
         Raises:
-            RejectedUpdate: If the statistics of a width are invalid. The message names the first.
+            RejectedUpdate: If the statistics of a width are invalid. The message names the first
+                invalid ones.
         """
         if self.norm == "per_width":
             for width in nested_widths(world.by_size, result.tier):
@@ -104,7 +105,7 @@ class FjORD(fl.Weighted, fl.Masking):
     def receive(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
     ) -> fl.ServerState:
-        """Average each value over the clients whose model has it, and statistics per width."""
+        """Average each value over the clients whose model has it, and the statistics per width."""
 
         def contributions() -> Iterator[fl.Contribution]:
             for result in results:

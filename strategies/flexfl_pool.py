@@ -143,10 +143,11 @@ class FlexFLPool(fl.PartAveraging):
     """Options of FlexFL's pool.
 
     Attributes:
-        apoz: Dict from axis (a name, role or pattern) to the fraction of zeros in its activations.
-            Required for every axis that is cut.
-        distil: λ, the weight of distillation from smaller submodels. With 0, clients train without
-            distillation.
+        apoz: Fractions of zeros in the activations (APoZ). Each key of the dict selects axes by
+            name, role or pattern, and its value is the fraction for these axes. Every axis that is
+            cut needs a fraction.
+        distil: λ, the weight of the distillation from smaller submodels to the client's submodel.
+            With 0, clients train without distillation.
         temperature: τ, the temperature of the distillation.
 
     Example:
@@ -165,8 +166,8 @@ class FlexFLPool(fl.PartAveraging):
         """Build the pool.
 
         Raises:
-            RunError: If an axis has no APoZ, a tier is smaller than every submodel, or ``distil``
-                is set for a task without classes.
+            RunError: If ``apoz`` lacks an axis that is cut, a tier is smaller than every submodel,
+                or ``distil`` is set for a task without classes.
         """
         if self.distil and world.learning.form != "classes":
             message = f"distillation compares class probabilities, not {world.learning.name}"
@@ -192,7 +193,7 @@ class FlexFLPool(fl.PartAveraging):
         return fl.ServerState().with_group("global", world.state).with_values(sizes=sizes)
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
-        """Send the submodel of the client's tier, and a program that distils from smaller ones."""
+        """Send the submodel of the client's tier, to be trained with distillation."""
         tier = self._tier(world, state, world.tier_of(client))
         objective, cost = fl.TaskLoss(mask_absent=self.mask_absent), ag.cost(tier.graph).parameters
         pool = {one.graph: one for one in (self._tier(world, state, t) for t in world.by_size)}

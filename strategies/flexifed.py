@@ -44,14 +44,14 @@ class FlexiFed(fl.Averaging, fl.Masking):
 
     Attributes:
         sharing: ``basic``: average the first layers that all clients have in common; the other
-            layers stay with the client. ``clustered``: also average the other layers within equal
-            architectures. ``max``: average each layer over all clients whose layers are the same up
-            to this layer.
+            layers stay with the client. ``clustered``: also average the other layers over the
+            clients with the same architecture. ``max``: average each layer over all clients whose
+            layers are the same up to this layer.
         match: Condition under which layers are the same. ``operator``: same operator, arguments and
             shapes. ``name``: same parameter names and shapes.
-        unit: Unit of comparison. ``layer``: single layers (paper). ``block``: whole blocks, so that
-            the last layers of a shallow Transformer are not matched with the first layers of a
-            deeper one's next block.
+        unit: Unit of comparison. ``layer``: single layers (paper). ``block``: whole blocks. With
+            single layers, the last layers of a shallow Transformer can match layers of a further
+            block in a deeper Transformer.
 
     Example:
         >>> FlexiFed().sharing
@@ -75,7 +75,7 @@ class FlexiFed(fl.Averaging, fl.Masking):
     }
 
     def init(self, world: fl.World) -> fl.ServerState:
-        """Determine the shared layers; each starts as in the first architecture that has it."""
+        """Determine the shared layers, and take each from the first architecture that has it."""
         # Tiers of one architecture are one chain; architectures that no client runs do not share.
         alike: dict[ag.ArchGraph, list[fl.Tier]] = {}
         for tier in world.tiers:
@@ -108,7 +108,7 @@ class FlexiFed(fl.Averaging, fl.Masking):
     def receive(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
     ) -> fl.ServerState:
-        """Average every run of layers over the clients that have this run."""
+        """Average each shared layer over the clients that share it."""
 
         def contributions() -> Iterator[fl.Contribution]:
             for result in results:
@@ -128,9 +128,9 @@ class FlexiFed(fl.Averaging, fl.Masking):
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
         """Evaluate each architecture's model, with each client's private layers.
 
-        If a client runs the global architecture, and none of its layers are private, its model is
-        also evaluated as the global model. FedFA compares this model with global models of other
-        methods.
+        If all layers of a client with the global architecture are shared, the client's model is
+        also evaluated as the global model. FedFA compares this model with the global models of
+        other methods.
         """
 
         def model(tier: fl.Tier) -> fl.Model:

@@ -49,7 +49,7 @@ class FlexLoRA(fl.LowRankAveraging):
     def merged(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
     ) -> fl.ServerState:
-        """Average the products, and factor each mean into ``B`` and ``A`` of the largest rank."""
+        """Average the products ``B A``, and factor each mean into a new ``B`` and ``A`` (SVD)."""
 
         def product(adapter: fl.LowRankAdapter, result: fl.Result) -> tuple[tuple[Tensor], float]:
             return (adapter.product(result.state),), result.weight(self.weights)

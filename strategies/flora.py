@@ -68,8 +68,8 @@ class FLoRA(fl.LowRankAveraging):
         """Start from the global model.
 
         Raises:
-            RunError: If the global model has no low-rank adapters. Also if a layer has a shared
-                adapter, but its weight is private or is used by other layers, too.
+            RunError: If the global model has no low-rank adapters. Also if the weight of a layer
+                with a shared adapter is private, or is also used without this adapter.
         """
         if tied := [a.weight for a in self.shared(world) if not a.alone]:
             raise ag.RunError(
@@ -88,7 +88,10 @@ class FLoRA(fl.LowRankAveraging):
         return super().init(world).with_values(last={})
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
-        """Send new adapters, and the base weights or the stacks since the client's last round."""
+        """Send new adapters, with all stacked adapters since the client's last round.
+
+        In the client's first round, the base weights are sent instead of the stacked adapters.
+        """
         task, adapters = super().send(world, state, client, round), self.shared(world)
         base, extras = frozenset(a.weight for a in adapters), dict[str, Tensor]()
         last = state.values["last"].get(str(client), round)
@@ -141,7 +144,7 @@ class FLoRA(fl.LowRankAveraging):
         return after.with_values(last=last)
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
-        """Evaluate models with the server's base weights, which include the latest stacks."""
+        """Evaluate models with the server's base weights, which include all stacked adapters."""
         base = frozenset(a.weight for a in self.shared(world))
         for model in super().evaluated(world, state):
             yield replace(model, current=base)

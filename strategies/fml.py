@@ -32,10 +32,11 @@ class FML(fl.Masking):
     """Options of FML.
 
     Attributes:
-        alpha: α, the weight of the targets in the loss of a private network. The rest of the loss
-            is distillation; with 1, there is none.
-        beta: β, the weight of the targets in the loss of the shared network.
-        shared: Kind of client whose architecture is shared. Default: the smallest.
+        alpha: α, the weight of the loss on the targets in the training of a private network. The
+            distillation loss has the weight 1 - α.
+        beta: β, the weight of the loss on the targets in the training of the shared network. The
+            distillation loss has the weight 1 - β.
+        shared: Tier whose architecture the shared network has. Default: the smallest tier.
         weights: Weight of a client in the mean of shared networks: its number of examples
             (``examples``), or 1 (``uniform``).
 
@@ -62,7 +63,7 @@ class FML(fl.Masking):
         return fl.ServerState().with_group(SHARED, self._shared(world).state)
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
-        """Send ``θ_meme`` (fork); the private network stays with the client."""
+        """Send ``θ_meme`` (step *fork*). The private network stays with the client."""
         program = Mutual(fl.TaskLoss(self.mask_absent), self.alpha, self.beta)
         shared = fl.Model(self._shared(world).graph, state.group(SHARED))
         return fl.private_network(world, client, program, others={SHARED: shared})
@@ -70,7 +71,7 @@ class FML(fl.Masking):
     def receive(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
     ) -> fl.ServerState:
-        """Average the shared networks (merge)."""
+        """Average the shared networks (step *merge*)."""
         graph = self._shared(world).graph
         same = fl.identity_of(graph, graph.state_names)
 
@@ -82,7 +83,7 @@ class FML(fl.Masking):
         return fl.group_means(world, state, contributions())
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
-        """Evaluate the shared network, and each client's private one."""
+        """Evaluate the shared network, and each client's private network."""
         yield fl.Evaluated(fl.GLOBAL, self._shared(world).graph, state.group(SHARED))
         yield from fl.private_networks(world, state)
 

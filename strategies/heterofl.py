@@ -34,15 +34,17 @@ class HeteroFL(fl.Averaging, fl.Masking):
 
     Attributes:
         mode: ``fix``: clients keep their tiers. ``dynamic``: in every round, each client draws a
-            tier with probabilities proportional to the family's counts.
-        rates: Dict from tier to its width rate. The rates of other tiers are measured
-            (``federation.rate_of``).
-        scaler: If True, divide the output of every layer with weights by the rate, in training
-            mode only.
-        label_rows: Average the head's row of a label only over clients that have the label.
+            tier with probabilities proportional to the tiers' numbers of clients.
+        rates: Dict from tier to width rate. For tiers that are not in the dict, the rate is
+            measured (``federation.rate_of``).
+        scaler: If True, divide the output of every layer with weights by the tier's width rate, in
+            training mode only.
+        label_rows: If True, average the row of the head that belongs to a label only over the
+            clients whose data contain this label.
         norm: How running statistics are treated. If a narrow tier has running statistics,
-            ``averaged`` and ``local`` require ``scaler: false``, because the statistics would
-            describe scaled activations, but tests do not scale activations.
+            ``averaged`` and ``local`` require ``scaler: false``. With the scaler, the statistics
+            would be those of scaled activations, although activations are not scaled in evaluation
+            mode.
 
     Example:
         >>> HeteroFL(mode="dynamic").norm
@@ -78,7 +80,7 @@ class HeteroFL(fl.Averaging, fl.Masking):
         return self.label_rows
 
     def init(self, world: fl.World) -> fl.ServerState:
-        """Start from ``W_g``, and assign tiers to clients.
+        """Start from the global model ``W_g``, and assign tiers to clients.
 
         Raises:
             RunError: If ``rates`` names an unknown tier, or ``norm`` does not work with ``scaler``
@@ -112,7 +114,7 @@ class HeteroFL(fl.Averaging, fl.Masking):
         return state.with_values(tiers=[names[i] for i in drawn.tolist()])
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
-        """Send ``W_m ← W_g[:d_m, :k_m]`` to client m (Algorithm 1, first inner loop)."""
+        """Send client m the first channels ``W_g[:d_m, :k_m]`` (Algorithm 1, first inner loop)."""
         tier = world.tier(state.values["tiers"][client])
         mask = self.mask_absent
         task = fl.part(world, state, client, tier=tier, mask_absent=mask, norm=self.norm)
@@ -131,7 +133,12 @@ class HeteroFL(fl.Averaging, fl.Masking):
         return fl.by_tier(world, state, norm=self.norm, runs=state.values["tiers"], idle=True)
 
     def owned_rows(self, world: fl.World) -> Callable[[fl.Result], Mapping[str, Tensor]] | None:
-        """Return a function from result to masks of averaged rows; None to average all rows."""
+        """Return a function that tells which rows of the head a client's result contributes.
+
+        The function returns a dict from tensor name to a mask over the tensor's rows: 1 if the
+        client has the row's label, else 0. The dict is empty if the client has all labels. Without
+        ``label_rows``, return None.
+        """
         if not self.label_rows:
             return None
         return lambda result: self._rows(world.tier(result.tier), world.clients[result.client])

@@ -59,8 +59,8 @@ class HetLoRA(fl.LowRankAveraging):
     """Options of HetLoRA.
 
     Attributes:
-        prune: γ, the fraction of its rank that a client keeps when it is pruned. Default: no
-            pruning.
+        prune: γ, the fraction of the rank that remains when a client's adapters are pruned.
+            Default: no pruning.
         penalty: λ, the weight of the penalty on the part of the rank that pruning would remove.
             Only used with ``prune``.
         weights: Weight of a client in the mean of all parameters except adapters: its number of
@@ -96,7 +96,7 @@ class HetLoRA(fl.LowRankAveraging):
         return super().init(world).with_values(ranks={})
 
     def tier(self, world: fl.World, state: fl.ServerState, client: int) -> fl.Tier:
-        """Return the client's tier, with its current rank."""
+        """Return the client's tier, with the client's current rank."""
         tier, rank = world.tier_of(client), state.values["ranks"].get(str(client))
         if rank is None:
             return tier
@@ -104,7 +104,7 @@ class HetLoRA(fl.LowRankAveraging):
         return replace(tier, graph=cut.graph, transfer=tier.transfer >> cut.transfer)
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
-        """Send the client its part of the global model, with the penalty if ``prune`` is set."""
+        """Send the client's part of the global model. With ``prune``, its loss has a penalty."""
         task = super().send(world, state, client, round)
         if self.prune is None:
             return task
@@ -114,7 +114,10 @@ class HetLoRA(fl.LowRankAveraging):
     def merged(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
     ) -> fl.ServerState:
-        """Compute ``Σ ‖B_k A_k‖ pad(A_k) / Σ ‖B_k A_k‖``, likewise for B; average the rest."""
+        """Average the clients' adapters, weighted by ``‖B_k A_k‖``, and all other parameters.
+
+        ``A ← Σ ‖B_k A_k‖ pad(A_k) / Σ ‖B_k A_k‖``, and likewise ``B``.
+        """
         adapters, ranks = self.shared(world), dict(state.values["ranks"])
 
         def padded(a: fl.LowRankAdapter, result: fl.Result) -> tuple[tuple[Tensor, ...], float]:

@@ -35,8 +35,8 @@ class InclusiveFL(fl.Averaging, fl.Masking):
     """Options of InclusiveFL.
 
     Attributes:
-        beta: β, the weight of the deeper model's step when a shallower model's last layer is moved.
-            With 0, there is no momentum distillation.
+        beta: β, the weight of momentum distillation. The last layer of a size changes by its own
+            update with weight 1 - β, and by the update of the next deeper size with weight β.
 
     Example:
         >>> InclusiveFL().beta
@@ -50,11 +50,11 @@ class InclusiveFL(fl.Averaging, fl.Masking):
     beta: float = fl.option(0.2, least=0, most=1)
 
     def init(self, world: fl.World) -> fl.ServerState:
-        """Start from the shared layers, and the private layers of each size.
+        """Start from the initial weights of the shared layers, and of the layers of single sizes.
 
         Raises:
-            RunError: If a tier shares no layers at full width, or lacks layers that are not the
-                last of a section.
+            RunError: If a tier shares no layers at full width, or lacks a layer of a section but
+                has a later layer of this section.
         """
         state = fl.ServerState().with_group("global", world.state)
         for tier in world.tiers:
@@ -77,11 +77,11 @@ class InclusiveFL(fl.Averaging, fl.Masking):
     def receive(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
     ) -> fl.ServerState:
-        """Average, then move the last layer of each size by ``(1 - β) g + β m``.
+        """Average, then change the last layer of each size by ``(1 - β) g + β m``.
 
-        ``g`` is the mean step of this layer in the round. ``m`` is the mean step of layers of the
-        next deeper size, averaged from the layer at the same depth to the last one. If no client of
-        either size has returned a result, the layer moves by ``g``.
+        ``g`` is the change of this layer's average in the round. ``m`` is the mean change of layers
+        of the next deeper size, from the layer at the same depth to the last layer. If one of the
+        two sizes has no results in the round, the layer changes by ``g``.
         """
         trained: set[str] = set()
 
@@ -265,8 +265,8 @@ def prefix(graph: ag.ArchGraph, tiers: tuple[fl.Tier, ...], tier: fl.Tier) -> Pr
     """Return the shared and private parts of a tier.
 
     Raises:
-        RunError: If a tier shares no layers at full width, or lacks layers that are not the last of
-            a section.
+        RunError: If a tier shares no layers at full width, or lacks a layer of a section but has a
+            later layer of this section.
     """
     # Without weights: the cache neither compares nor holds them.
     return _prefixes(graph, tuple(replace(one, source={}) for one in tiers))[tier.name]

@@ -70,11 +70,12 @@ class Matched(fl.PartAveraging):
     ) -> fl.ServerState:
         """Reorder the channels of each client to match the other clients, then average.
 
-        1. Sort the clients by their weights, so that the result depends neither on ids nor on the
-           order of arrival.
-        2. Match each client to the global model. In round 1, in which clients start from different
-           weights, match each client to the mean of the clients before it, the widest first.
-        3. Match each client to the mean of all other clients, until no order changes.
+        1. Sort the clients by the size and the norm of their models, the largest first, so that the
+           result depends neither on ids nor on the order of arrival.
+        2. Match each client to the global model. In round 1, clients have started from different
+           weights, so match each client to the mean of the clients before it in this order.
+        3. Match each client to the mean of all other clients. Repeat this step until no client's
+           order of channels changes, at most 10 times.
         """
         arrived = sorted(results, key=_size, reverse=True)  # 1
         moved = [0] * len(arrived)

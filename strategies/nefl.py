@@ -42,17 +42,20 @@ class NeFL(fl.Weighted):
     """Options of NeFL.
 
     Attributes:
-        steps: Step sizes on residual branches: trained, constant (N/L in the paper), or none. Every
+        steps: Step sizes, which are factors of residual branches. ``learnable``: they are trained.
+            ``constant``: they are not trained ("N/L" in the paper). ``off``: there are none. Every
             submodel has its own step sizes.
         initial: Initial step sizes. ``ones``: 1 for every block. ``ode`` (NeFL-DO): 1 + k for a
-            block if the submodel lacks the k blocks that follow it in the global model.
-        inconsistent: Norm layers that are separate for each submodel. ``auto``: layers with running
-            statistics (§IV-B1). Layer norms are then shared, which works better (§V-B4). ``norms``:
-            all norm layers.
-        spread: Number of sizes below and above its own that a client may draw in a round (§V-A3).
-        norm: How running statistics are treated. ``per_submodel``: like the other parameters of
-            their layer. ``averaged``: averaged over all submodels. ``static``: recomputed for
-            evaluation. ``local``: they stay with the client.
+            block, where k is the number of blocks directly after this block that the submodel
+            lacks.
+        inconsistent: Norm layers that are separate for each submodel. ``auto``: norm layers with
+            running statistics (§IV-B1), but not layer norms, which work better if they are shared
+            (§V-B4). ``norms``: all norm layers. ``none``: no norm layers.
+        spread: In each round, a client draws a submodel that is at most this number of sizes
+            smaller or larger than the client's own submodel (§V-A3).
+        norm: How running statistics are treated. ``per_submodel``: like the parameters of the same
+            layer. ``averaged``: averaged over all submodels. ``static``: recomputed for evaluation.
+            ``local``: kept by the client.
 
     Example:
         >>> NeFL(steps="constant").spread
@@ -92,7 +95,7 @@ class NeFL(fl.Weighted):
             raise ag.SpecError(message, where="norm", expected="spread: 0, or another norm")
 
     def init(self, world: fl.World) -> fl.ServerState:
-        """Start from ``θ_c``, and ``θ_ic`` of every submodel, taken from the global model.
+        """Start from the global model ``θ_c``, and the initial ``θ_ic`` of each submodel.
 
         Raises:
             RewriteError: If it is unclear which branch of a residual sum a step size multiplies.
@@ -131,7 +134,7 @@ class NeFL(fl.Weighted):
     def receive(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
     ) -> fl.ServerState:
-        """Average consistent parameters over all clients, others per submodel (Algorithm 2)."""
+        """Average shared (consistent) parameters over all clients, and the others per submodel."""
 
         def contributions() -> Iterator[fl.Contribution]:
             for result in results:
@@ -153,7 +156,7 @@ class NeFL(fl.Weighted):
         return fl.group_means(world, state, contributions())
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
-        """Evaluate every submodel with its own ``θ_ic``; the largest one is the global model."""
+        """Evaluate every submodel. The largest submodel is the global model."""
 
         def model(tier: fl.Tier) -> fl.Model:
             return fl.Model(self._submodel(world, tier).graph, self._state(world, state, tier))

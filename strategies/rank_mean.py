@@ -18,7 +18,7 @@ from archgraph import federation as fl
 
 @dataclass(frozen=True)
 class RankMean(fl.LowRankAveraging):
-    """Options of the rank mean.
+    """Options of the strategy that averages low-rank adapters row by row and column by column.
 
     Example:
         >>> RankMean(weights="uniform").norm

@@ -63,8 +63,8 @@ class RecipFL(fl.Masking):
     Attributes:
         lr: Learning rate of the server's Adam (η_s).
         clip: Maximum norm of the hypernetwork's gradient.
-        weights: Weight of a client in Eq. 4. ``examples``: its number of examples, divided by the
-            mean over all clients. ``uniform``: 1.
+        weights: Weight of a client in the hypernetwork's gradient (Eq. 4). ``examples``: its number
+            of examples, divided by the mean over all clients. ``uniform``: 1.
         transfer: If True, strong clients also train the small model by distillation (§3.3). If
             False, this is RecipFL without knowledge transfer (KT).
         small: Tier whose architecture strong clients train in addition to their own. Default: the
@@ -74,25 +74,28 @@ class RecipFL(fl.Masking):
         descriptor: Description of a client that is an input of the hypernetwork: its class
             proportions (``classes``), a learned embedding of its ``id``, or ``none``.
         embedding: Size of the embedding of an id.
-        steps: Number of traversals of a graph in both directions (τ).
-        reach: Maximum length of a shortest path that becomes a virtual edge (GHN-2: 50). With 1
+        steps: Number of times that the hypernetwork traverses a graph forwards and backwards (τ).
+        reach: Maximum distance of two nodes that a virtual edge connects (GHN-2: 50). With 1
             (paper), there are no virtual edges.
-        bins: Number of means that summarise a tensor for the encoder.
-        piece: Number of these means in a piece; the encoder attends to all pieces. The published
-            code uses 1; 8 is faster.
+        bins: Maximum number of means to which a tensor is reduced before the encoder reads it. Each
+            is the mean of consecutive values.
+        piece: Number of these means per token of the encoder, which is a Transformer. The published
+            code uses 1, but 8 is faster.
         width: Size of a node's features.
         hidden: Size of the decoders' hidden layers.
-        tile: Longest side of a tile. In a larger layer, the tile is repeated, so some neurons have
-            equal weights. For LeNet-5, with a layer of 120 × 256, the studies use 256.
-        mixing: How a node's features are computed. ``concat`` (paper): a linear layer of the
-            operator's embedding and the code of its weights. ``sum`` (code): the sum of both and an
-            embedding of the shape.
-        described: Layers that the descriptor influences: ``all`` (paper), or the ``head`` (code).
-        shifts: Whether biases of norm layers are ``generated`` (paper), or stay with the client
-            (``local``, code).
+        tile: Maximum side length of a generated weight tensor (tile). For a larger layer, the tile
+            is repeated, so that some neurons have equal weights. For LeNet-5, with a layer of 120 ×
+            256, the studies use 256.
+        mixing: How a node's features are computed. ``concat`` (paper): a linear layer reads the
+            concatenation of the operator's embedding and the encoding of the operator's weights.
+            ``sum`` (published code): the sum of these two vectors and an embedding of the shape.
+        described: Layers that the descriptor influences: ``all`` (paper), or the ``head``
+            (published code).
+        shifts: Biases of norm layers. ``generated`` (paper): by the hypernetwork. ``local``
+            (published code): they stay with the client.
         divergence: Divergence of hidden features in Eq. 9. ``small_large`` (as printed): D_KL(p^S ‖
-            p^L). ``large_small`` (code): D_KL(p^L ‖ p^S).
-        bound: Maximum magnitude of a returned parameter. Updates that exceed it are rejected.
+            p^L). ``large_small`` (published code): D_KL(p^L ‖ p^S).
+        bound: Maximum magnitude of a returned parameter. Updates with a larger value are rejected.
         memory: MiB of clients' latest weights that the server holds in memory. Weights beyond this
             are stored in the folder for temporary files (``TMPDIR``).
 
@@ -160,7 +163,7 @@ class RecipFL(fl.Masking):
         return self.descriptor == "classes"
 
     def init(self, world: fl.World) -> fl.ServerState:
-        """Draw the initial φ from the run's seed.
+        """Draw the initial weights φ of the hypernetwork from the run's seed.
 
         Raises:
             RunError: If ``small`` or ``strong`` names an unknown tier.
@@ -174,7 +177,10 @@ class RecipFL(fl.Masking):
         return fl.ServerState().with_group("hypernet", _phi(network.to(world.device)))
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
-        """Send ``θ̃_m`` (line 5); a strong client also gets the small model (§3.3)."""
+        """Send the generated weights ``θ̃_m`` (line 5).
+
+        A strong client also gets the small model (§3.3).
+        """
         server = Server.of(self, world, state)
         main, *small = server.parts([client])
         states = [{**part.first, **tensors} for part, tensors in server.generated([main, *small])]
@@ -197,10 +203,11 @@ class RecipFL(fl.Masking):
     def receive(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
     ) -> fl.ServerState:
-        """Update φ from the trained weights (line 7), which the server stores as ``q_v``.
+        """Update the hypernetwork's weights φ from the clients' trained weights (line 7).
 
-        The pseudo-gradient is ``θ̃_m - θ_m``, as in the authors' code. With the printed sign,
-        ``θ_m - θ̃_m``, gradient descent would move away from the trained weights.
+        The server stores the trained weights as ``q_v``. The pseudo-gradient is ``θ̃_m - θ_m``, as
+        in the authors' code. With the printed sign, ``θ_m - θ̃_m``, gradient descent would move
+        away from the trained weights.
         """
         server = Server.of(self, world, state, change=True)
         network = server.network
@@ -254,7 +261,7 @@ class RecipFL(fl.Masking):
                     raise ag.RejectedUpdate(message, where=where)
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
-        """Evaluate each tier's clients with the models that the server would send them now."""
+        """Evaluate each tier's clients with the models that the server would now send to them."""
         server = Server.of(self, world, state)
         for tier in world.tiers:
             if clients := world.clients_of(tier.name):

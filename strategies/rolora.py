@@ -28,8 +28,9 @@ class RoLoRA(fl.LowRankAveraging):
     serves = ("rank",)
 
     def fixed(self, world: fl.World, round: int) -> frozenset[str]:
-        """Return the factors that are not trained: ``A`` in odd rounds, ``B`` in even rounds.
+        """Return the names of the factors that are not trained: ``A`` in odd rounds, else ``B``.
 
-        ``B`` is trained first: it starts at 0, where ``A`` has no gradient.
+        ``B`` is trained first, because ``B`` starts at 0, and the gradient of ``A`` is 0 while
+        ``B`` is 0.
         """
         return frozenset(a.down if round % 2 else a.up for a in fl.low_rank(world.graph))

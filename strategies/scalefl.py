@@ -37,8 +37,8 @@ class ScaleFL(fl.Averaging):
         temperature: τ, the temperature of the distillation.
         warmup: Fraction of the rounds before distillation begins.
         scaler: If True, divide hidden activations by the width rate of the client's tier, in
-            training and in tests, as the official code does. Norms without stored statistics undo
-            this division, except for their epsilon.
+            training and in tests, as the official code does. Norm layers without running statistics
+            undo this division, except for the effect of their epsilon.
 
     Example:
         >>> ScaleFL(gamma=0).temperature
@@ -64,7 +64,7 @@ class ScaleFL(fl.Averaging):
     )
 
     def init(self, world: fl.World) -> fl.ServerState:
-        """Start from ``Θ``.
+        """Start from the global model ``Θ``.
 
         Raises:
             RunError: If a tier's exits are not the first exits of the global model.
@@ -100,7 +100,7 @@ class ScaleFL(fl.Averaging):
         return fl.covered_mean(world, state, results, weights=self.weights)
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
-        """Evaluate the global model and every level, each with the predictions of its last exit."""
+        """Evaluate the global model and each tier's model, with predictions of the last exit."""
         for model in fl.by_tier(world, state, norm=self.norm, idle=True):
             tier = next((one for one in world.tiers if one.name == model.name), None)
             graph = model.graph if tier is None else self._graph(tier)  # global: rate 1

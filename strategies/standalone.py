@@ -31,7 +31,7 @@ class Standalone(fl.Masking):
     def receive(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
     ) -> fl.ServerState:
-        """Read and discard the results; clients train while their results are read."""
+        """Read all results, because reading a result trains the client, and discard them."""
         for _ in results:  # results are computed only when they are read
             pass
         return state

@@ -7,7 +7,7 @@ Park, Joe-Wong: *FedFA: Federated Learning with Flexible Architectures*, Eq. 1:
 ======================  ====================================================
 symbol                  here
 ======================  ====================================================
-``ΔM_c``                honest update: the state after honest training, minus the sent state
+``ΔM_c``                honest update: the client's state after training, minus the sent state
 ``ΔM_backdoor``         update of the same program on the same inputs, with labels shuffled among
                         all malicious clients (§5.1), or within each of them
 ``λ``                   ``Attack.intensity``

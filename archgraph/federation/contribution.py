@@ -24,10 +24,9 @@ class Contribution(NamedTuple):
 
     Attributes:
         client: Id of the client.
-        group: Name of the averaged tensors (the group) in the server's state, such as ``global``;
-            see :class:`ServerState`.
-        whole: Architecture whose weights are the group. If there is none, the name, shape and dtype
-            of each tensor of the group.
+        group: Name of the group, such as ``global``; see :class:`ServerState`.
+        whole: Architecture whose weights form the group. If there is no such architecture: the
+            signature of the group, that is, the name, shape and dtype of each tensor.
         transfer: Linear map from the group's tensors to the client's tensors.
         state: The client's tensors after training.
         weight: Weight of the client in the mean.

@@ -36,10 +36,11 @@ MOMENTS = "moments"
 
 
 class Reached(NamedTuple):
-    """The values of a group that the clients of a round have updated.
+    """The values that clients have updated in a round, for one group of the server's tensors.
 
     Attributes:
-        architecture: Architecture of the group's weights, or the group's signature.
+        architecture: Architecture whose weights form the group. If there is no such architecture:
+            the signature of the group, that is, the name, shape and dtype of each tensor.
         coverage: Dict from tensor name to the total weight of the clients that updated each value;
             0 if no client did.
     """

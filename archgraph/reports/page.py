@@ -30,10 +30,10 @@ def report(
     viewer: Callable[[Log], str | None] | None = None,
     follow: bool = False,
 ) -> Path:
-    """Write a page about a run, finished or not: facts, tables, curves, architectures.
+    """Write an HTML page about one or several runs, which need not be finished.
 
-    The page of several runs compares the runs. It also shows communication, common settings, and
-    each architecture once.
+    The page shows settings, tables, learning curves and architectures. If there are several runs,
+    the page compares them.
 
     Args:
         folder: A run folder, several run folders, or folders that contain run folders. Runs that
@@ -41,8 +41,8 @@ def report(
         path: File to write. Default: `report.html` in the (first) run folder.
         viewer: Function that returns an HTML page of a run's architectures, which is embedded in
             the report. Default: uses :func:`archgraph.viewer.view`.
-        follow: Update the page of a single run after each round, until no process writes the run
-            any more. Until then, the page reloads itself, and does not show architectures.
+        follow: Update the page of a single run after each round, until the run is no longer in
+            progress. Until then, the page reloads itself, and does not show architectures.
 
     Returns:
         The page's path.

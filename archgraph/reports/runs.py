@@ -184,10 +184,12 @@ class Log:
 
 
 def read_run(folder: str | os.PathLike[str]) -> Log:
-    """Read a run folder, finished or not. An incomplete last line is ignored.
+    """Read the folder of a run, which need not be finished.
+
+    If the last line of ``metrics.jsonl`` is incomplete, this line is ignored.
 
     Raises:
-        RunError: If the folder is not a run folder, or a line is damaged.
+        RunError: If the folder is not a run folder, or a line of ``metrics.jsonl`` is damaged.
     """
     path = Path(folder)
     try:

@@ -108,7 +108,7 @@ class StudySize(Base):
 
 
 class StudySpec(FromFile):
-    """A table of experiments: one experiment, and its changes in each row and column."""
+    """A table of experiments: each row and column changes settings of one shared experiment."""
 
     archgraph: Version = 1
     study: _Text = Field(
@@ -154,12 +154,12 @@ class StudySpec(FromFile):
 
     @property
     def parts(self) -> tuple[Mapping[str, _Changes], ...]:
-        """Dicts from a part of a column's name to its changes. Columns combine one part of each."""
+        """The dicts in ``columns``. Each combination of one name per dict is a column."""
         return (self.columns,) if isinstance(self.columns, dict) else self.columns
 
     @property
     def read(self) -> dict[str, StudyFigure]:
-        """Dict from the name of each metric in ``figures`` to the metric with its options."""
+        """Dict from each name in ``figures`` to its metric, including the metric's options."""
         return {
             k: StudyFigure(measure=v) if isinstance(v, str) else v for k, v in self.figures.items()
         }
@@ -172,20 +172,22 @@ class StudySpec(FromFile):
         return f"{text}; columns: {columns}" if columns else text
 
     def combined(self) -> dict[str, tuple[str, ...]]:
-        """Return a dict from the name of each column to the parts of this name."""
+        """Return a dict from column name to its parts, such as ``a, b`` to ``("a", "b")``."""
         combinations = itertools.product(*self.parts)
         return {", ".join(filter(None, names)): names for names in combinations}
 
     def addresses(self) -> Iterator[_Address]:
-        """Yield row, column, and parts of the column's name for every cell.
+        """Yield the row, the column and the parts of the column's name, for every cell.
 
-        Cells that a size omits are included.
+        Cells that the study or a size omits are included.
         """
         for row, (column, parts) in itertools.product(self.rows, self.combined().items()):
             yield row, column, parts
 
     def matching(self, patterns: Sequence[str]) -> frozenset[tuple[str, str]]:
-        """Return the (row, column) pairs of the cells that match a pattern, as in ``leave_out``.
+        """Return the cells that match at least one pattern, as pairs of row and column.
+
+        The patterns are written as in ``leave_out``.
 
         Raises:
             SpecError: If a pattern does not match any cell.
@@ -204,16 +206,18 @@ class StudySpec(FromFile):
         return frozenset(cells)
 
     def printed(self, row: str, column: str, figure: str) -> float | None:
-        """Return the published value of a cell; None if there is none."""
+        """Return the published value of a metric in a cell, or None if none was published."""
         start = list(self.combined()).index(column) * len(self.figures)
         values = self.published.get(row)
         return None if values is None else values[start + list(self.figures).index(figure)]
 
     def compared(self, pair: Sequence[str]) -> Iterator[tuple[_Pair, _Pair]]:
-        """Yield the pairs of cells that a pair of rows or columns compares.
+        """Yield the pairs of cells to compare for one pair of ``compare``.
 
-        Two rows are compared in each column. Two columns are compared in each row, with all other
-        parts of their names equal. Omitted cells are included. A cell is a row and a column.
+        For a pair of rows, these are the two cells in each column. For a pair of columns, these are
+        the two cells in each row. If the pair consists of parts of column names, the columns of two
+        compared cells differ only in this part. Cells that the study omits are included. Each cell
+        is a pair of row and column.
         """
         one, other = pair
         for row, column, parts in self.addresses():
@@ -317,8 +321,13 @@ def load_study(path: str | os.PathLike[str]) -> StudySpec:
     """Read a study file; :func:`cells` then returns the experiments of the study.
 
     Raises:
+<<<<<<< HEAD
         SpecError: If the study is invalid (the message names file, line and key), or if it requires
             scipy and scipy is not installed.
+=======
+        SpecError: If the study is invalid (the message names file, line and key), or requires scipy
+            and scipy is not installed.
+>>>>>>> w-d3
     """
     document = read_document(path)
     study = document.validate(StudySpec).read_from(document)
