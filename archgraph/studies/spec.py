@@ -321,13 +321,8 @@ def load_study(path: str | os.PathLike[str]) -> StudySpec:
     """Read a study file; :func:`cells` then returns the experiments of the study.
 
     Raises:
-<<<<<<< HEAD
-        SpecError: If the study is invalid (the message names file, line and key), or if it requires
-            scipy and scipy is not installed.
-=======
         SpecError: If the study is invalid (the message names file, line and key), or requires scipy
             and scipy is not installed.
->>>>>>> w-d3
     """
     document = read_document(path)
     study = document.validate(StudySpec).read_from(document)

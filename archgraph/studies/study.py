@@ -367,20 +367,6 @@ def study(
 ) -> StudyResult:
     """Run the missing cells of a study, and return its results.
 
-<<<<<<< HEAD
-    A cell is a row and a column of the study's tables: one experiment, run with several seeds.
-    Every run is an ordinary run folder under ``out/runs``. The name of the folder contains a digest
-    of everything that affects the results. A run that occurs in several studies is therefore
-    executed only once. A finished run adds a line to a file in ``records``
-    (:class:`~archgraph.studies.records.StudyRecord`). Recorded runs are not repeated. All results
-    are computed from these lines, so the folders of finished runs may be deleted. After an
-    interruption, the same call resumes each run from its last checkpoint.
-
-    Args:
-        file: A study file, or the result of ``load_study``.
-        size: ``paper`` for the published settings, or ``small`` for settings that suit two CPU
-            cores.
-=======
     Every run is an ordinary run folder under ``out/runs``. Its name contains a digest of everything
     that affects the results. A run that several studies contain is therefore executed only once. A
     finished run adds a line to a file in ``records``
@@ -391,22 +377,10 @@ def study(
     Args:
         file: A study file, or the result of ``load_study``.
         size: ``paper`` for the published settings, or ``small`` for the settings for two CPU cores.
->>>>>>> w-d3
         workers: Number of processes, with one thread each. The results do not depend on this
             number.
         out: Folder for runs and tables.
         data_root: Folder of the data sets. Default: the environment variable ``ARCHGRAPH_DATA``.
-<<<<<<< HEAD
-        python: If True, allow running the Python code to which the study's files refer.
-        only_read: Run nothing, and return the results of the recorded runs.
-        only: Run only cells that match one of these patterns. A pattern is compared with the row,
-            the column, and ``ROW | COLUMN``, as in ``leave_out``. Default: all cells.
-        seeds: Run only these seeds of the study. Default: all seeds.
-        again: Repeat runs that were recorded with another version of torch, numpy or archgraph's
-            results (``BITS``).
-        check: Run no missing cells. Instead, repeat the first round of one recorded run per row,
-            and compare the results with the record; see :attr:`StudyResult.repeated`.
-=======
         python: Whether Python code that the study's files name may be executed.
         only_read: Run nothing, and return the results of the recorded runs.
         only: Run only the cells that match these patterns of rows, columns or ``ROW | COLUMN`` (as
@@ -416,7 +390,6 @@ def study(
             version of archgraph that computes other results.
         check: Only repeat the first round of one recorded run per row, and compare the results with
             the record; see :attr:`StudyResult.repeated`.
->>>>>>> w-d3
         records: Folder for the records of finished runs. Default: ``out/records``.
         notify: Function that is called with lines of text about the progress of the runs.
 

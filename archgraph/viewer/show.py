@@ -48,15 +48,6 @@ def view(
 ) -> str:
     """Write an interactive HTML page of one or several architectures.
 
-<<<<<<< HEAD
-    The page is a single file that works offline. A click opens a section, block or operator. Equal
-    neighbouring blocks are shown once, with a count. The page shows shapes, parameters, MACs and
-    axes of each part. It also shows why an axis cannot be cut, and what would change that. For a
-    family, the page shows which channels each client has; for a run, the changes of each round. Up
-    to four subjects are shown side by side. If more subjects are passed, only the first one is
-    shown at first. For a family, the global graph is shown at first, and the graphs of clients can
-    be added.
-=======
     The page is a single file that loads no other files. Sections, blocks and operators open on a
     click. Equal neighbouring blocks are shown once, with a count. The page shows shapes,
     parameters, MACs and axes of each part. If an axis cannot be cut, the page shows the reason and
@@ -64,7 +55,6 @@ def view(
     page shows the changes of each round. Up to four graphs open side by side. If there are more
     than four, only the first graph opens. For a family, the global graph opens first, and the
     reader can add the graphs of clients.
->>>>>>> w-d3
 
     Args:
         subject: A graph, a family, a parsed family file, or a run
@@ -75,14 +65,6 @@ def view(
             :func:`archgraph.align`). If names repeat, numbers are appended.
         path: File to write. By default, no file is written.
         title: Heading. Default: the name of the first graph.
-<<<<<<< HEAD
-        importance: Scores that set the colours of the page: the result of
-            :func:`archgraph.importance`, or a dict. The keys of the dict are names of parameters,
-            buffers, axes or operators. A value is one number, or one number per position (index
-            along the axis). The colour of a block or section is the mean score of its operators and
-            of the parameters, buffers and axes that these operators use.
-        notify: Function that is called with a line of text for each graph that takes long.
-=======
         importance: Scores that colour the parts: a dict from the name of a parameter, buffer, axis
             or operator to one number, or to one number for each position. Alternatively, the result
             of :func:`archgraph.importance`. The score of a part of the graph is the mean of the
@@ -90,7 +72,6 @@ def view(
             use.
         notify: Function that is called with a line of text for each graph that takes long to
             process.
->>>>>>> w-d3
 
     Returns:
         The page as HTML text.
