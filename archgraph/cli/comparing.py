@@ -90,16 +90,16 @@ def compare(
 
     For two models: prints a row for each part that is missing, new or copied, each axis that is
     narrower or wider, and each operator whose arguments differ. Two models of a family are matched
-    as the family defines. Other models are matched by structure, independently of names. The exit
-    code is 1 if the models differ.
+    as defined by the family. Other models are matched by structure, independently of names. The
+    exit code is 1 if the models differ.
 
     For runs: prints a row for each experiment. Runs that differ only in their seed share a row,
     which shows the mean ± the standard deviation over the seeds. Two columns show the metric on the
     whole test set: for the worst submodel, and averaged over the submodels. Another column shows
     the mean over the clients, where each client is tested on test data with its own class
-    distribution. The last column shows the time. The settings in which the rows differ are listed
-    below the table. The values are from the last test; with --last, they are means over several
-    tests.
+    distribution. Further columns show the time and other costs. The settings in which the rows
+    differ are listed below the table. The values are from the last test; with --last, they are
+    means over several tests.
 
     With --output, each plot is written at the column width of a paper, with a font size of at least
     7 points and the legend below the axes: FOLDER/average.pdf, FOLDER/worst.pdf, …. `average` and

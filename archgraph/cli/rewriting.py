@@ -85,7 +85,7 @@ def rewrite(
     """Rewrite a model to another architecture.
 
     Each rewrite has an option; the options below are in the order in which rewrites are applied.
-    The value of an option is the same as in a family file; KEY=VALUE sets one entry of a mapping:
+    The value of an option is the same as in a family file; KEY=VALUE sets one key of a mapping:
     --take 0.5, --take layer1.*=0.5, --take 'sizes={heads: 4}'. `archgraph help NAME` explains a
     rewrite.
 

@@ -221,7 +221,7 @@ def study(
     and CSV.
 
     The exit code is 1 if a run failed, if a data set is missing, or if --check could not reproduce
-    a first round; 2 if no run could start because all data sets are missing.
+    a first round. The exit code is 2 if all data sets are missing, so that no run could start.
     """
     import archgraph
     from archgraph.studies.studies import studies
