@@ -90,21 +90,22 @@ def compare(
 
     For two models: prints a row for each part that is missing, new or copied, each axis that is
     narrower or wider, and each operator whose arguments differ. Two models of a family are matched
-    as the family defines. Other models are matched by structure, independently of names. The exit
-    code is 1 if the models differ.
+    as defined by the family. Other models are matched by structure, independently of names. The
+    exit code is 1 if the models differ.
 
     For runs: prints a row for each experiment. Runs that differ only in their seed share a row,
-    which shows the mean ± the standard deviation over the seeds. On all test data, the columns show
-    the metric of the worst submodel and the mean over the submodels. Further columns show the mean
-    metric of the clients, each on test data with its own class distribution, and the time. The
-    settings in which the rows differ are listed below the table. The values are from the last test;
-    with --last, they are means over several tests.
+    which shows the mean ± the standard deviation over the seeds. Two columns show the metric on the
+    whole test set: for the worst submodel, and averaged over the submodels. Another column shows
+    the mean over the clients, where each client is tested on test data with its own class
+    distribution. Further columns show the time and other costs. The settings in which the rows
+    differ are listed below the table. The values are from the last test; with --last, they are
+    means over several tests.
 
     With --output, each plot is written at the column width of a paper, with a font size of at least
     7 points and the legend below the axes: FOLDER/average.pdf, FOLDER/worst.pdf, …. `average` and
-    `worst` plot the mean and the worst metric of the submodels against the round. `bytes` and
-    `macs` plot the mean against the bytes sent and against the MACs computed. `time` shows the
-    seconds per round.
+    `worst` plot the mean and the worst metric of the submodels over the rounds. `bytes` and `macs`
+    plot the mean metric over the bytes sent and over the MACs computed. `time` plots the seconds
+    per round.
     """
     from archgraph.engine.address import Address
 
@@ -187,14 +188,14 @@ def match(
 ) -> None:
     """Match the parts or the channels of two models.
 
-    Matches the models block by block, independently of names, and prints the reason for each part
-    without a counterpart.
+    Matches the models block by block, independently of names, and prints why a part has no
+    counterpart.
 
     With --weights, --state or --output, the command matches the positions along each axis, such as
     the channels of a layer. Separately trained networks may store equal channels at different
     positions, which does not affect their results. The command prints how many positions of each
-    axis move, and the similarity of the weights before and after. --output writes the weights of
-    OTHER in the order of MODEL (safetensors). OTHER may be narrower than MODEL.
+    axis move, and the similarity of the weights before and after the reordering. --output writes
+    the weights of OTHER, reordered to match MODEL (safetensors). OTHER may be narrower than MODEL.
     """
     import archgraph
 

@@ -28,7 +28,8 @@ def check(
     it checks the experiment of every cell.
 
     Python code that files name is run only with your consent (--python). Without --python, only the
-    form of such files is checked. --set changes the settings of a single experiment, as for `run`.
+    keys and values of such files are checked. --set changes the settings of a single experiment, as
+    for `run`.
 
     In a folder, all YAML files are checked. The exit code is 2 if any file is invalid.
     """

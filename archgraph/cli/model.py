@@ -130,7 +130,7 @@ def explain(
     choose: Choose = None,
     as_json: AsJson = False,
 ) -> None:
-    """Explain which axes can be resized and which blocks removed, or why not.
+    """Explain which axes can be resized and which blocks can be removed.
 
     An axis is a dimension of tensors, such as the channels of a layer; tensors that must have the
     same size share an axis. An axis that cannot be resized is pinned. For each pinned axis, the

@@ -85,13 +85,14 @@ def rewrite(
     """Rewrite a model to another architecture.
 
     Each rewrite has an option; the options below are in the order in which rewrites are applied.
-    The value of an option is the same as in a family file; KEY=VALUE sets one entry of a mapping:
+    The value of an option is the same as in a family file; KEY=VALUE sets one key of a mapping:
     --take 0.5, --take layer1.*=0.5, --take 'sizes={heads: 4}'. `archgraph help NAME` explains a
     rewrite.
 
     Prints the new sizes next to the old sizes. --output writes the new architecture. This file
-    contains only sizes. If a rewrite selects positions (indices along an axis, such as the most
-    important channels), use --weights to write the weights at these positions.
+    contains the new sizes, but not which positions (indices along an axis, such as channels) were
+    kept. If a rewrite selects positions, for example by importance, use --weights to write the
+    weights at these positions.
 
     For a folder saved by transformers, --output FOLDER writes a new folder. The weights are copied
     from file to file, and --verify does not check them.
@@ -220,9 +221,9 @@ def fit(
 
     A budget is a fraction of the whole model (0.5 or 50%) or a number (10M or 50MB). Several
     budgets can be combined. The command prints the costs of the submodel, and the axes that became
-    narrower. --output writes the architecture, which contains only sizes. Use --weights to write
-    the weights at the positions that --importance selected. In a family file, use the key `fit` of
-    a client.
+    narrower. --output writes the architecture: the new sizes, but not which positions were kept.
+    With --importance, use --weights to also write the weights at the selected positions. In a
+    family file, use the key `fit` of a client.
     """
     import archgraph
     from archgraph.budgets.report import fit_tables

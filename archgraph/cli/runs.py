@@ -184,8 +184,8 @@ def study(
         bool,
         typer.Option(
             "--again",
-            help="Repeat runs that were recorded with other versions of torch or numpy, or before "
-            "a change of archgraph that changes results.",
+            help="Repeat runs that were recorded with other versions of torch or numpy, or with "
+            "a version of archgraph that gives other results.",
         ),
     ] = False,
     check: Annotated[
@@ -208,11 +208,11 @@ def study(
     A study is a table of experiments. For each cell of the table, the command performs one run per
     seed. It writes the results of each finished run as a line of text into a file in the folder
     --records. This line (the record) also contains everything that affects the results: the
-    settings, the seed, the versions of torch and numpy, and the results version of archgraph, which
-    increases when a change of archgraph changes results. All tables are computed from records. A
-    recorded run is not repeated, even if its run folder was deleted. If the command was stopped,
-    the same command resumes the study. --only and --seed select the cells and seeds to run; the
-    tables include all finished runs.
+    settings, the seed, the versions of torch and numpy, and a number that increases whenever a new
+    version of archgraph gives other results. All tables are computed from records. A recorded run
+    is not repeated, even if its run folder was deleted. If the command was stopped, the same
+    command resumes the study. --only and --seed select the cells and seeds to run; the tables
+    include all finished runs.
 
     Tables show the mean and the standard deviation of the measured values, next to the published
     values. For each difference that the study lists under `compare`, the tables also show the 95 %
@@ -221,7 +221,7 @@ def study(
     and CSV.
 
     The exit code is 1 if a run failed, if a data set is missing, or if --check could not reproduce
-    a first round; 2 if no run could start because all data sets are missing.
+    a first round. The exit code is 2 if all data sets are missing, so that no run could start.
     """
     import archgraph
     from archgraph.studies.studies import studies
