@@ -181,7 +181,8 @@ class LearningTask:
         """Return the weight of each example in the loss, ``[example]``.
 
         The weight of a target is the weight of its class (by default 1), or 0 if the target is
-        ignored. The weight of an example is the sum over its targets, or 1 if ``form`` is ``any``.
+        ignored. The weight of an example is the sum of the weights of its targets. If ``form`` is
+        ``any``, every example has weight 1.
         Averages over minibatches (gradients, losses, metrics) use these weights.
 
         >>> TASKS["next_token"].counts(torch.tensor([[3, 4, -100]]))
@@ -199,7 +200,7 @@ class LearningTask:
         return class_counts(flat, weights).sum(1)
 
     def counts_of(self, histogram: Sequence[int]) -> float | None:
-        """Return the total weight of targets, given their number per class.
+        """Return the total weight in the loss of targets with these numbers per class.
 
         Returns None if targets are not classes.
 
@@ -213,9 +214,10 @@ class LearningTask:
         return math.fsum(map(operator.mul, histogram, self.class_weights))
 
     def losses(self, predictions: Tensor, targets: Tensor) -> Tensor:
-        """Return the sum of the loss over the targets of each example, float64 ``[example]``.
+        """Return the loss of each example, float64 ``[example]``.
 
-        If ``form`` is ``any``, return the mean over the values of each example.
+        The loss of an example is the sum of the losses of its targets. If ``form`` is ``any``, it
+        is their mean.
         """
         values = self.loss(predictions, targets, "none").double()
         examples, counts = len(targets), self.counts(targets).to(values.device)

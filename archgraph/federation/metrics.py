@@ -34,7 +34,8 @@ class Metric:
             ``[example, number]``.
         value: Maps the rows of all examples, and the number of targets that are not ignored (at
             least one), to the value of the metric.
-        forms: Forms of targets that it applies to.
+        forms: Kinds of targets (``classes``, ``labels``, ``values``) for which the metric is
+            defined.
     """
 
     name: str

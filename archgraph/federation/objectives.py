@@ -32,7 +32,8 @@ class TaskLoss:
         mask_absent: Set the logits of classes that do not occur in the client's data to 0 (HeteroFL
             §3.3, FedFA §5.1). Training then does not lower these logits. Tasks without classes
             ignore this option.
-        predict: Selects the predictions among the model's outputs. Default: as the task does.
+        predict: Selects the predictions among the model's outputs. Default: ``predict`` of the
+            learning task.
     """
 
     mask_absent: bool = False
@@ -60,11 +61,11 @@ def mask_absent(logits: Tensor, present: Tensor) -> Tensor:
     """Set the logits ``[..., classes]`` of absent classes to 0.
 
     Args:
-        logits: Logits, last axis classes.
+        logits: Logits; the last axis contains the classes.
         present: Mask of present classes, bool ``[classes]``.
 
     Raises:
-        RunError: If the number of logits is not the number of classes.
+        RunError: If the number of logits differs from the number of classes.
 
     Example:
         >>> import torch

@@ -14,7 +14,7 @@ PIECE = 1 << 16  # values of each update that are compared at a time
 
 
 class PairwiseProducts:
-    """Stores updates on disk, and computes the matrix of their inner products.
+    """Stores clients' updates on disk, and computes the matrix of their inner products.
 
     Example:
         >>> products = PairwiseProducts()

@@ -28,8 +28,9 @@ def scaled(graph: ArchGraph, rate: float, always: bool = False) -> ArchGraph:
 def rate_of(tier: Tier) -> float:
     """Return the width rate of a tier.
 
-    The rate is the fraction that the tier keeps of its largest narrowed dimension, since rounding
-    to whole channels affects the fraction of a large dimension least.
+    The rate is computed from the largest dimension of a parameter that the tier narrows: it is the
+    fraction of this dimension that the tier keeps. In smaller dimensions, rounding to whole
+    channels changes the fraction more.
     """
     source = {e.name: e.shape for e in tier.transfer.source}
     # The first of equally large dimensions, so that the rate does not depend on ties.

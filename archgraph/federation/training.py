@@ -49,8 +49,9 @@ def module_of(
 
     Args:
         model: An architecture with weights, or a :class:`Work` with both.
-        device: Device of the module. Default: the device of the work.
-        training: Whether all modules are in training mode. Default: as the model was traced.
+        device: Device of the module. Ignored for a :class:`Work`, which has its own device.
+        training: Whether all modules are in training mode. Default: each module has the mode in
+            which it was traced.
     """
     device = model.device if isinstance(model, Work) else device
     # The state is moved before it is copied, since allocation on a device is faster.
@@ -59,7 +60,7 @@ def module_of(
 
 
 def by_examples(batch: Examples) -> Tensor:
-    """Return the number of examples in a minibatch, as weight for a loss that ignores targets."""
+    """Return the number of examples: the weight of a minibatch if the loss ignores targets."""
     return torch.tensor(len(batch.ids))
 
 
@@ -82,8 +83,8 @@ def descend(
         work: The client's data, options and random generator.
         parameters: Dict from name to parameter to train.
         loss: Returns the mean loss of a minibatch, which is on ``work.device``.
-        counts: Returns the weight of a minibatch relative to others, as a 0-dim tensor.
-            Default: the weight of its targets in the task's loss.
+        counts: Returns the weight of a minibatch as a 0-dim tensor. Default: the weight of the
+            minibatch's targets in the task's loss.
         revise: Changes the gradients after the backward pass, before clipping and the step.
 
     Returns:

@@ -72,7 +72,7 @@ def optimiser_state(network: nn.Module, optimiser: torch.optim.Optimizer) -> dic
 
 
 def with_state(network: nn.Module, optimiser: torch.optim.Optimizer, state: State) -> None:
-    """Set an optimiser's state to a copy of the result of :func:`optimiser_state`."""
+    """Copy the tensors that :func:`optimiser_state` returned into an optimiser's state."""
     parameters = dict(network.named_parameters())
     for path, value in state.items():
         key, _, name = path.partition("/")

@@ -49,12 +49,13 @@ def export(
             ``.data`` next to it, which models of 2 GiB and more need.
         optimize: For ONNX: fold constants and merge operators for deployment. Weights then lose
             their names, and the file cannot be loaded as the same graph.
-        verify: For ONNX: run the file in onnxruntime for two batch sizes before it is moved to its
-            path, and compare the results with PyTorch.
+        verify: For ONNX: run the file in onnxruntime with two batch sizes, and compare the results
+            with those of PyTorch.
 
     Raises:
-        GraphError: If the graph cannot be expressed in ONNX, the file computes something else, or
-            the state does not belong to the graph. Nothing is written then.
+        GraphError: If the graph cannot be expressed in ONNX, the results of the file differ from
+            those of PyTorch, or the state does not belong to the graph. An existing file at the
+            path is then not replaced.
         SpecError: If the path has another suffix.
         RunError: If the extra ``onnx`` is not installed, or the file cannot be written.
 

@@ -38,7 +38,7 @@ def load_family(path: str | os.PathLike[str] | Mapping[str, object]) -> FamilySp
             result of ``ag.trace``, whose weights become the initial weights.
 
     Raises:
-        SpecError: If the family is invalid; names file, line and key.
+        SpecError: If the family is invalid. The message names file, line and key.
 
     Example:
         >>> from archgraph.graph.text import parse
@@ -63,7 +63,7 @@ def load_experiment(path: str | os.PathLike[str] | Mapping[str, object]) -> Expe
             result of ``ag.trace``, whose weights become the initial weights.
 
     Raises:
-        SpecError: If the experiment or the family is invalid; names file, line and key.
+        SpecError: If the experiment or the family is invalid. The message names file, line and key.
 
     Example:
         >>> from archgraph.graph.text import parse
@@ -88,7 +88,7 @@ def read_experiment(
         weights: Dict from place to weights, for models that were passed as Python objects.
 
     Raises:
-        SpecError: If the experiment is invalid; names file, line and key.
+        SpecError: If the experiment is invalid. The message names file, line and key.
     """
     kind = kind_of(document.data)
     if kind in ("model", "family"):

@@ -45,13 +45,14 @@ WEIGHTS = (".onnx", ".safetensors", ".pt", ".pt2", ".pth")
 def save(model: GraphLike | torch.nn.Module, path: str | os.PathLike[str]) -> None:
     r"""Write an architecture as flat YAML, or a model with its weights as a folder.
 
-    :func:`archgraph.load` returns exactly what was saved. A folder contains ``model.yaml``,
-    ``model.safetensors`` and ``archgraph.json``. It appears under its name only when it is
-    complete.
+    :func:`archgraph.load` returns exactly what was saved. A folder contains
+    ``model.yaml``, ``model.safetensors`` and ``archgraph.json``. The folder gets its name only
+    after all files are written.
 
     Args:
-        model: A graph; for a folder, a model with weights: the result of :func:`archgraph.trace`,
-            or a module returned by :func:`archgraph.build`.
+        model: A graph, or a model with weights (the result of :func:`archgraph.trace`, or a module
+            from :func:`archgraph.build`). A folder requires a model with weights. A file contains
+            only the architecture.
         path: A file with the suffix ``.yaml``, or a folder. An earlier file or folder that this
             function wrote is replaced.
 
@@ -60,7 +61,7 @@ def save(model: GraphLike | torch.nn.Module, path: str | os.PathLike[str]) -> No
             the graph.
         SpecError: If the file has the suffix of a weights file, the path is a folder but the graph
             has no weights, or the folder contains other files.
-        RunError: If it cannot be written.
+        RunError: If the file or folder cannot be written.
 
     Example:
         >>> import tempfile, torch
@@ -105,12 +106,12 @@ def check_ending(path: str | os.PathLike[str]) -> None:
 
 
 def load_graph(path: str | os.PathLike[str], choices: Choices | None = None) -> ArchGraph:
-    """Return the architecture in a model file of any form, or in a transformers folder.
+    """Return the architecture in a model file, or in a model folder of the transformers package.
 
     Raises:
-        SpecError: If the file cannot be understood; names file, line and key.
+        SpecError: If the file cannot be understood. The message names file, line and key.
         TraceError: If the file names a Python model that cannot be captured.
-        GraphError: If a folder is not a transformers folder.
+        GraphError: If a folder does not contain a transformers model.
     """
     if is_transformers(Path(path)):
         return load_folder(path)[0]
@@ -140,7 +141,7 @@ def load_model(
     """Return the graph of a model file, and its weights if it has any.
 
     Raises:
-        SpecError: If the file cannot be understood; names file, line and key.
+        SpecError: If the file cannot be understood. The message names file, line and key.
         TraceError: If the file names a Python model that cannot be captured.
     """
     graph, state = _read(document, choices)

@@ -26,20 +26,21 @@ from archgraph.states.importance import Importance
 def rewrite(graph: ArchGraph, /, *, verify: bool = False, **rewrites: object) -> Rewritten:
     """Apply several rewrites to a graph.
 
-    Keywords are the keys of a client in a family file. Rewrites are applied in the order of
-    ``archgraph help``, independently of the order of the keywords: depth first, then width, then
-    additions. For another order, compose single rewrites with ``>>``.
+    Keywords have the names and values of a client's keys in a family file. The order of the
+    keywords does not matter: rewrites of depth are applied first, then of width, then additions, as
+    listed by ``archgraph help``. For another order, compose single rewrites with ``>>``.
 
     Args:
         graph: The architecture.
-        verify: Check that each rewrite keeps its guarantee.
-        **rewrites: Name of a rewrite → value as in a file: the function's first argument, a mapping
-            of its options, or True. ``python`` maps your own rewrites,
-            ``"package.module:function"``, to such values. None and False are ignored.
+        verify: Whether to check the guarantee of each rewrite.
+        **rewrites: The keyword is the name of a rewrite. The value is the first argument of its
+            function, a dict of options, or True. The keyword ``python`` is for your own rewrites:
+            its value is a dict from ``"package.module:function"`` to such a value. Keywords with
+            the value None or False are ignored.
 
     Raises:
         SpecError: For an unknown rewrite, or an invalid value.
-        RewriteError: If a rewrite cannot be applied; names the keyword.
+        RewriteError: If a rewrite cannot be applied. The message names the keyword.
 
     Example:
         >>> import torch
