@@ -124,7 +124,7 @@ def group_means(
     :class:`ServerState`. Groups without a contribution stay unchanged.
 
     Args:
-        world: Configures the means: ``World.aggregate`` limits the influence of single clients,
+        world: Options of the means. ``World.aggregate`` limits the influence of single clients,
             ``World.means`` replaces the means (for differential privacy), and ``World.server`` is
             an optimiser that is applied to the means.
         state: The server's state, which contains the groups.

@@ -79,7 +79,7 @@ def class_sums(rows: Tensor, targets: Tensor, classes: int) -> tuple[Tensor, Ten
 
 
 def sent_rows(table: Tensor, known: Tensor) -> State:
-    """Return the rows of the known classes and the indices of these classes, as a dict to send.
+    """Return a dict to send, which contains the rows of the known classes and their class indices.
 
     Example:
         >>> sent_rows(torch.eye(2), torch.tensor([False, True]))
@@ -106,7 +106,7 @@ def rows_of(sent: State, classes: int, width: int) -> tuple[Tensor, Tensor]:
 
 
 def check_rows(world: World, result: Result, width: int) -> None:
-    """Check rows that a client sent with :func:`sent_rows`, one for each of several classes.
+    """Check the rows that a client sent with :func:`sent_rows`.
 
     Raises:
         RejectedUpdate: If a class does not occur in the client's training data, the classes are not

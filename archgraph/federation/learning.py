@@ -161,7 +161,7 @@ class LearningTask:
         return self._classes_last((predict or self.predict)(outputs))
 
     def beside(self, outputs: object, predict: Predict | None = None) -> list[Tensor]:
-        """Return a model's auxiliary predictions, in the same shape as :meth:`predictions`."""
+        """Return the predictions of auxiliary outputs, in the format of :meth:`predictions`."""
         # The unconverted output: `auxiliary` recognises it by identity.
         main = (predict or self.predict)(outputs)
         return [self._classes_last(said) for said in auxiliary(outputs, main)]
@@ -182,8 +182,8 @@ class LearningTask:
 
         The weight of a target is the weight of its class (by default 1), or 0 if the target is
         ignored. The weight of an example is the sum of the weights of its targets. If ``form`` is
-        ``any``, every example has weight 1.
-        Averages over minibatches (gradients, losses, metrics) use these weights.
+        ``any``, every example has weight 1. Averages of gradients, losses and metrics use these
+        weights.
 
         >>> TASKS["next_token"].counts(torch.tensor([[3, 4, -100]]))
         tensor([2])
@@ -200,9 +200,9 @@ class LearningTask:
         return class_counts(flat, weights).sum(1)
 
     def counts_of(self, histogram: Sequence[int]) -> float | None:
-        """Return the total weight in the loss of targets with these numbers per class.
+        """Return the total weight of targets in the loss, or None if targets are not classes.
 
-        Returns None if targets are not classes.
+        ``histogram`` contains the number of targets of each class.
 
         >>> CLASSIFICATION.counts_of((3, 0, 2))
         5
@@ -216,8 +216,8 @@ class LearningTask:
     def losses(self, predictions: Tensor, targets: Tensor) -> Tensor:
         """Return the loss of each example, float64 ``[example]``.
 
-        The loss of an example is the sum of the losses of its targets. If ``form`` is ``any``, it
-        is their mean.
+        The loss of an example is the sum of the losses of its targets. If ``form`` is ``any``, the
+        loss of an example is their mean.
         """
         values = self.loss(predictions, targets, "none").double()
         examples, counts = len(targets), self.counts(targets).to(values.device)

@@ -170,7 +170,7 @@ class LowRankAveraging(Averaging, Masking):
     def send(self, world: World, state: ServerState, client: int, round: int) -> Task:
         """Send the client its part of the global model.
 
-        Clients return only tensors that they train. Tensors that never change are sent only in the
+        Clients do not return frozen parameters. Tensors that never change are sent only in the
         client's first task.
         """
         tier = self.tier(world, state, client)
@@ -187,7 +187,7 @@ class LowRankAveraging(Averaging, Masking):
     def receive(
         self, world: World, state: ServerState, results: Iterable[Result], round: int
     ) -> ServerState:
-        """Merge results, and record which clients have received the unchanging tensors."""
+        """Merge results, and record which clients have received the tensors that never change."""
         seen = set(state.values["seen"])
 
         def noted() -> Iterator[Result]:
@@ -205,12 +205,12 @@ class LowRankAveraging(Averaging, Masking):
         return covered_mean(world, state, results, weights=self.weights)
 
     def evaluated(self, world: World, state: ServerState) -> Iterable[Evaluated]:
-        """Evaluate the global model and one model per tier."""
+        """Yield the models to evaluate: the global model and one model per tier."""
         return by_tier(world, state, norm=self.norm)
 
 
 def freeze(graph: ArchGraph, names: frozenset[str], *, trainable: bool = False) -> ArchGraph:
-    """Return the architecture with the named parameters frozen, or trainable if so requested."""
+    """Return the architecture with the named parameters frozen or, if requested, trainable."""
     change = (replace(p, trainable=trainable) if p.name in names else p for p in graph.params)
     return graph.replace(params=tuple(change))
 

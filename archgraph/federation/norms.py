@@ -49,7 +49,7 @@ class NormPolicy:
 
     @property
     def evaluation(self) -> Literal["stored", "recompute"]:
-        """Whether tests use stored or recomputed statistics, for ``Evaluated.statistics``."""
+        """Value of ``Evaluated.statistics``: whether tests recompute running statistics."""
         # Static training does not collect them.
         return "recompute" if self.name == "static" else "stored"
 

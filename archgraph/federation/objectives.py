@@ -58,11 +58,11 @@ class TaskLoss:
 
 
 def mask_absent(logits: Tensor, present: Tensor) -> Tensor:
-    """Set the logits ``[..., classes]`` of absent classes to 0.
+    """Set the logits of classes that a client's data does not contain to 0.
 
     Args:
-        logits: Logits; the last axis contains the classes.
-        present: Mask of present classes, bool ``[classes]``.
+        logits: Logits, ``[..., classes]``.
+        present: Mask of the classes that the data contains, bool ``[classes]``.
 
     Raises:
         RunError: If the number of logits differs from the number of classes.
@@ -84,7 +84,7 @@ def mask_absent(logits: Tensor, present: Tensor) -> Tensor:
 def counted_logits(logits: Tensor, examples: Examples) -> Tensor:
     """Return the logits ``[target, class]`` of all targets except those of class -100.
 
-    Models that distil from each other use this to ignore padding.
+    Distillation between models uses this function to ignore padding.
 
     Args:
         logits: Logits ``[example, ..., class]``.

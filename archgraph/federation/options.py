@@ -51,7 +51,7 @@ class Averaging(Weighted):
 
 @dataclass(frozen=True)
 class Masking(Strategy):
-    """Options of a method whose clients may lack classes.
+    """Options of a method whose clients may have no examples of some classes.
 
     Attributes:
         mask_absent: In training, set the logits of classes that do not occur in the client's data

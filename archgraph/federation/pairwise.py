@@ -29,7 +29,7 @@ class PairwiseProducts:
         self._stored: dict[int, StoredState] = {}
 
     def add(self, client: int, update: State) -> None:
-        """Write a client's update.
+        """Write a client's update to disk.
 
         Raises:
             RunError: If the disk is full.

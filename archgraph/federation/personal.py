@@ -45,7 +45,7 @@ class PartAveraging(Averaging, Masking):
         return covered_mean(world, state, results, weights=self.weights)
 
     def evaluated(self, world: World, state: ServerState) -> Iterable[Evaluated]:
-        """Evaluate the global model and one model per tier."""
+        """Yield the models to evaluate: the global model and one model per tier."""
         return by_tier(world, state, norm=self.norm)
 
 
@@ -133,7 +133,7 @@ def private_network(
 
 
 def private_networks(world: World, state: ServerState) -> Iterator[Evaluated]:
-    """Yield each tier's network for evaluation, with the private weights of each client."""
+    """Yield one model per tier, to be tested with each client's private weights."""
     # The server has only initial weights: `private` replaces them by each client's weights.
     return by_tier(
         world,

@@ -19,7 +19,7 @@ def scaled(graph: ArchGraph, rate: float, always: bool = False) -> ArchGraph:
 
     Args:
         graph: The architecture.
-        rate: Its width rate.
+        rate: Width rate of the architecture.
         always: Also divide in evaluation.
     """
     return add_scaler(graph, rate, always=always).graph
@@ -47,12 +47,12 @@ def rate_of(tier: Tier) -> float:
 def check_scaled(tier: Tier, rate: float, norm: NormName, *, where: str) -> None:
     """Check that a tier's running statistics can be used in tests.
 
-    Activations are scaled in training but not in tests. Running statistics from training would then
-    be wrong in tests, and the accuracy at chance level.
+    Activations are scaled in training but not in tests. With running statistics from training,
+    tests would give wrong results, with an accuracy at chance level.
 
     Args:
         tier: The tier to check.
-        rate: Its width rate.
+        rate: Width rate of the tier.
         norm: Treatment of running statistics; with ``static`` they are recomputed before tests.
         where: Location of the strategy's options in the file, for errors.
 

@@ -120,8 +120,8 @@ class Shard:
     def batches(self, generator: torch.Generator | None, size: int) -> Iterator[Examples]:
         """Yield the minibatches of one pass, in random order if a generator is passed.
 
-        If a single example remains at the end, it is added to the last minibatch, because batch
-        norm needs at least two examples.
+        If the last minibatch would have only one example, this example is added to the minibatch
+        before, because batch norm needs at least two examples.
         """
         count = self.examples
         if self.stream is not None:
@@ -176,7 +176,9 @@ def _drawn_seed(generator: torch.Generator) -> int:
 
 
 def minibatches(order: Tensor, size: int) -> tuple[Tensor, ...]:
-    """Split a tensor into minibatches. A single item at the end is added to the last minibatch.
+    """Split a tensor into minibatches of ``size`` items.
+
+    If the last minibatch would have only one item, this item is added to the minibatch before.
 
     >>> [len(part) for part in minibatches(torch.arange(7), 3)]
     [3, 4]

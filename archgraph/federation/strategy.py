@@ -139,9 +139,9 @@ def option(
 class Strategy(ABC):
     """A federated method: what clients receive and do, and how their results are merged.
 
-    Subclasses are frozen dataclasses whose fields are the options of the method. Methods are pure
-    functions: they do not change the server state, but return a new one. They draw random numbers
-    from :func:`seeded`, called with ``world.seed``, a label and the round.
+    Subclasses are frozen dataclasses whose fields are the options of the method. Their Python
+    methods do not change the server state, but return a new one. Random numbers come from
+    generators that :func:`seeded` creates from ``world.seed``, a label and the round.
 
     A run calls ``init``, ``survey`` and ``surveyed`` once. In every round it then calls ``begin``,
     ``send`` for each sampled client, ``examine`` for each result, ``receive``, and, if models are
@@ -256,7 +256,7 @@ class Strategy(ABC):
         """Return the task of a sampled client in this round."""
 
     def private_entries(self, world: World, graph: ArchGraph) -> frozenset[str]:
-        """Return the names of the tensors of an architecture that stay with each client.
+        """Return the names of the model's tensors that stay with each client.
 
         The engine adds these names to ``Task.private``. The tensors stay with the client from round
         to round and are neither sent nor merged. When the model is tested on a client's data, the

@@ -41,11 +41,11 @@ class Examples(NamedTuple):
 
 
 class Pixels(NamedTuple):
-    """Mean and standard deviation that normalise images stored as bytes.
+    """Mean and standard deviation with which images stored as bytes are normalised.
 
     Attributes:
-        mean: Mean of each channel, which is subtracted, ``[channel]``.
-        std: Standard deviation of each channel, which divides the result, ``[channel]``.
+        mean: Mean of each channel, which is subtracted from the image, ``[channel]``.
+        std: Standard deviation of each channel, by which the difference is divided, ``[channel]``.
     """
 
     mean: Tensor
@@ -66,8 +66,8 @@ class ClientData(Protocol):
     def batches(self, generator: torch.Generator | None, size: int) -> Iterator[Examples]:
         """Yield the minibatches of one pass, in random order if a generator is passed.
 
-        If a single example remains at the end, it is added to the last minibatch, because batch
-        norm needs at least two examples.
+        If the last minibatch would have only one example, this example is added to the minibatch
+        before, because batch norm needs at least two examples.
         """
 
 
@@ -92,8 +92,8 @@ class Work:
             private tensors.
         data: The client's training data.
         local: Options of local training.
-        generator: Source of all randomness of this client in this round. The engine seeds torch's
-            own generator (dropout) from it before it calls the program.
+        generator: Source of all randomness of this client in this round. Before the engine calls
+            the program, it seeds torch's global generator, which dropout uses, from ``generator``.
         keep: Tensors that the client's last program stored for this round
             (:attr:`Outcome.keep`). They are not part of the model's state.
         others: Dict from name to additional model.
@@ -123,7 +123,7 @@ class Work:
     pixels: Pixels | None = None
 
     def copied(self) -> Work:
-        """Return a copy whose tensors and values a program may change in place."""
+        """Return a copy of the work, whose tensors and values a program may change in place."""
 
         def copied(state: State) -> State:
             return state_to_device(state, self.device, copy=True)

@@ -69,7 +69,7 @@ class Tier:
 
     @property
     def alone(self) -> Tier:
-        """The tier with an identity transfer, which maps its own state, not the global state."""
+        """A copy of the tier without a global model: ``transfer`` is the identity."""
         return dataclasses.replace(self, transfer=Transfer.identity(self.graph))
 
     @property
@@ -146,7 +146,7 @@ class World:
             ``Strategy.needs_global``.
         state: Initial weights of the global model.
         clients: Clients, indexed by id: the clients of the family, followed by the additional
-            models that some of them train.
+            models that some of these clients train.
         tiers: The architectures, in the family's order.
         classes: Number of classes, or of tokens for text; 0 if targets are not classes.
         rounds: Number of rounds.
@@ -158,7 +158,7 @@ class World:
         means: Function that computes means with differential privacy. Default: ordinary means.
         learning: The learning task.
         server: The server optimiser, which is applied to the means. Default: none.
-        public: Examples that every client has in addition to its own. Default: none.
+        public: Examples that every client has in addition to its own examples. Default: none.
         wait: Maximum size in bytes of the results that are collected in memory before they are
             merged together. A collected result must not be modified. Default: each result is merged
             when it arrives.

@@ -49,10 +49,10 @@ def crop(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 class Decoder(nn.Module, ABC):
-    """Base class of decoders: a two-layer network that computes codes, which become tensors.
+    """Base class of decoders, which generate all tensors of one :class:`DecoderSlot`.
 
-    A decoder generates all tensors of one :class:`DecoderSlot`. A code is an array from which a
-    subclass computes a tensor of any size.
+    A two-layer network computes one code per tensor. A code is an array, from which a subclass
+    computes a tensor of any size.
 
     Args:
         features: Size of the input, which consists of the node's features ``h_v`` and the client's
@@ -72,7 +72,7 @@ class Decoder(nn.Module, ABC):
         nn.init.zeros_(self.outer.bias)
 
     def forward(self, features: Tensor, largest: tuple[int, ...]) -> Tensor:
-        """Compute codes from features, or only the part of the codes that the tensors need.
+        """Compute codes from features. Only the parts that the tensors need are computed.
 
         Args:
             features: Inputs of shape [rows, features], one per tensor.

@@ -13,7 +13,7 @@ from archgraph.states.copies import to_device
 
 
 def bin_means(tensors: Sequence[Tensor], bins: int = 128) -> tuple[Tensor, Tensor]:
-    """Reduce every tensor to at most ``bins`` means, each over equally many consecutive values.
+    """Reduce every tensor to at most ``bins`` means over consecutive values.
 
     Args:
         tensors: Tensors of any shapes on one device.
@@ -90,7 +90,7 @@ class ParameterEncoder(nn.Module):
             slots: Index of each tensor's slot, [tensors].
 
         Returns:
-            [tensors, width]. No gradient reaches the tensors.
+            Codes [tensors, width]. Gradients do not flow back to the tensors.
         """
         weight = self.embed.weight
         if weight.is_meta:  # a check only needs shapes

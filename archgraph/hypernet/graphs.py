@@ -56,8 +56,8 @@ class GeneratedTensor:
 
     Attributes:
         name: Name of the tensor in the state.
-        slot: Slot of the tensor, for the first operator that uses the tensor.
-        node: Index of this operator in ``graph.nodes``.
+        slot: Slot of the tensor. If several operators use the tensor, the first operator counts.
+        node: Index of the first operator that uses the tensor in ``graph.nodes``.
         shape: Shape of the tensor.
         dtype: Dtype of the tensor.
         form: Elementwise function that is applied to the decoder's output: ``weight`` multiplies by
@@ -232,7 +232,7 @@ def _virtual(graph: ArchGraph, reach: int) -> tuple[Tensor, Tensor]:
 
 
 def to_data(graph: ArchGraph, vocabulary: Vocabulary, reach: int = 1) -> PygGraph:
-    """Convert a graph to ``torch_geometric.data.Data`` with one node per operator in graph order.
+    """Convert a graph to ``torch_geometric.data.Data``, with one node per operator.
 
     Args:
         graph: The architecture. If an operator uses a result twice, there is only one edge.

@@ -52,7 +52,7 @@ class GraphHypernetwork(nn.Module):
         largest: Dict from slot to the largest size of each dimension.
         width: Size of a node's features.
         hidden: Size of the decoders' hidden layers.
-        steps: Number of traversals in both directions (τ).
+        steps: Number of times that the graph is traversed forward and backward (τ).
         reach: Maximum length of a shortest path that becomes a virtual edge. With 1, the network
             uses only the graph's edges.
         bins: Maximum number of means that summarise a tensor for the encoder.
@@ -68,7 +68,7 @@ class GraphHypernetwork(nn.Module):
             code of its tensors. ``concat``: by a linear layer whose input is both vectors. ``sum``:
             as the sum of both vectors and an embedding of the shape of the node's largest tensor.
         described: The tensors that the client's descriptor affects. ``all``: all tensors. ``head``:
-            those of the last operator that multiplies its input by a weight.
+            the tensors of the last operator that multiplies its input by a weight.
         shifts: Whether biases of norm layers are ``generated``, or stay on the client (``local``).
 
     Raises:
@@ -172,7 +172,7 @@ class GraphHypernetwork(nn.Module):
             graphs: Each client's architecture.
             states: Each client's current weights (q_v), used without gradients.
             descriptor: Descriptors of each client's data, [clients, descriptor]. If the network
-                embeds clients' ids, their ids as int64 [clients] instead.
+                embeds clients' ids, pass the ids instead, int64 [clients].
 
         Returns:
             For each client, a dict from name to generated tensor. :meth:`unset` returns the names

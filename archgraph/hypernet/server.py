@@ -86,7 +86,7 @@ def on_disk(state: State) -> dict[str, Tensor]:
     """Memory-map the tensors from a temporary file that is deleted with the last reference.
 
     The operating system reads data when they are used, and drops them from memory when memory is
-    short. The file has no name, so it is deleted however the process ends.
+    short. The file is deleted even if the process is killed.
 
     Args:
         state: Tensors on any devices.

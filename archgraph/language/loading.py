@@ -45,9 +45,9 @@ WEIGHTS = (".onnx", ".safetensors", ".pt", ".pt2", ".pth")
 def save(model: GraphLike | torch.nn.Module, path: str | os.PathLike[str]) -> None:
     r"""Write an architecture as flat YAML, or a model with its weights as a folder.
 
-    :func:`archgraph.load` returns exactly what was saved. A folder contains
-    ``model.yaml``, ``model.safetensors`` and ``archgraph.json``. The folder gets its name only
-    after all files are written.
+    :func:`archgraph.load` returns exactly what was saved. A folder contains ``model.yaml``,
+    ``model.safetensors`` and ``archgraph.json``. The folder gets its name only after all files are
+    written.
 
     Args:
         model: A graph, or a model with weights (the result of :func:`archgraph.trace`, or a module

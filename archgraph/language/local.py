@@ -169,7 +169,7 @@ class LocalOptions(Base):
     def tuning(self) -> LocalOptions:
         """Return the options for fine-tuning before a test.
 
-        Fine-tuning uses a constant learning rate and all examples, without the proximal term.
+        Fine-tuning uses a constant learning rate, all examples, and no proximal term.
         """
         of_rounds = {"schedule": None, "over": None, "proximal": None}
         return self.model_copy(update={**of_rounds, "fraction": 1.0})
