@@ -70,10 +70,11 @@ def grow(inputs: T, axes: OpenAxes) -> T:
 
 
 def at_size(inputs: T, axes: OpenAxes, name: str, size: int, *, numbers: bool = True) -> T:
-    """Return the inputs with another value of an open size, by repeating or cutting them.
+    """Return the inputs with another value of an open (dynamic) size.
 
-    With ``numbers=False``, the tensors are not initialised: an export does not read their values,
-    and a guard may require a batch of millions of examples.
+    Examples are repeated or dropped to reach the size. With ``numbers=False``, the tensors are not
+    initialised. This is enough for an export, which does not read their values, and saves time for
+    batches of millions of examples.
     """
     which = iter(axes)
 

@@ -169,9 +169,9 @@ class Formulas(TorchDispatchMode):
             settings.fill_uninitialized_memory = fills
 
     def kept_outside(self) -> bool:
-        """Return whether a result is still referenced; fill such results with NaN.
+        """Return whether the user's code still references a result, and fill such results with NaN.
 
-        Call this method after releasing all references to results.
+        Release your own references to results before you call this method.
         """
 
         def alive() -> list[torch.UntypedStorage]:

@@ -36,9 +36,11 @@ class Observed:
         autocast: Functions with which the user's code queries autocast.
         buffers: Dict from each buffer whose values decided a branch to the location of the branch.
         sizes: Whether a branch depends only on open (dynamic) sizes.
-        numbers: Dict from each input size that forward needs as a number, as written in guards, to
-            the number and the line of code that needs it.
-        narrowed: Lines of conditions on a size that fail for the next or the previous size.
+        numbers: Input sizes that forward needs as plain numbers. Keys are the sizes, as guards of
+            torch.export write them. Values are pairs of the number and the line of code that needs
+            it.
+        narrowed: Lines of code with a condition that holds for the size of the example inputs, but
+            fails for the next larger or the next smaller size.
         drew: Whether forward drew random numbers of Python or NumPy.
     """
 

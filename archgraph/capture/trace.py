@@ -280,7 +280,13 @@ def _texts(notes: Sequence[Note], strict: bool) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Leaves:
-    """Parameters and buffers of a model: the list, and the name for each key of the state dict."""
+    """Parameters and buffers of a model.
+
+    Attributes:
+        owner: Dict from key of the state dict to name of the parameter or buffer. Tied parameters
+            have several keys with the same name.
+        params: The parameters and buffers.
+    """
 
     owner: Mapping[str, str]
     params: tuple[Param, ...]

@@ -702,7 +702,7 @@ def tolerance_of(dtype: torch.dtype) -> float:
 def largest_difference(
     actual: Tensor, expected: Tensor, floor: Callable[[], float] = float
 ) -> float:
-    """Return the largest difference, divided by the largest value or by ``floor`` if larger."""
+    """Return the largest difference, divided by the larger of ``floor`` and the largest value."""
     if (actual.shape, actual.dtype) != (expected.shape, expected.dtype):
         return math.inf
     actual, expected = _dense(actual), _dense(expected)

@@ -46,8 +46,8 @@ def part(
         client: Id of the client.
         tier: Tier to train. Default: the client's tier in the family.
         program: Program to run. Default: training on the loss of the experiment's task.
-        mask_absent: Set the logits of classes that the client lacks to 0 (only in the default
-            program).
+        mask_absent: In the default program, set the logits of classes that do not occur in the
+            client's data to 0.
         norm: How running statistics are treated; see :class:`NormPolicy`.
         weights: The model's weights. Default: the tier's part of the global weights.
     """
@@ -69,7 +69,7 @@ def part(
 
 @functools.lru_cache(maxsize=1024)
 def identity_of(graph: ArchGraph, names: tuple[str, ...]) -> Transfer:
-    """Return the identity map on some tensors of an architecture, to average only these tensors."""
+    """Return the identity transfer of the named tensors, to average only these tensors."""
     slots = {slot.name: slot for slot in signature(graph)}
     return Transfer.identity(tuple(slots[name] for name in names))
 
@@ -85,22 +85,24 @@ def covered_mean(
 ) -> ServerState:
     """Return the state with the global weights replaced by the mean of all results.
 
-    Each value is averaged over the clients that cover it, which means that their model contains it:
-    ``θ = Σ w_c A_cᵀ θ_c / Σ w_c A_cᵀ 1``, where ``A_c`` is the transfer of client c. Values that no
-    client covers stay unchanged. Tensors in ``Result.unmerged`` are skipped. Memory holds one
-    update at a time, and up to ``World.wait`` bytes of further updates. The experiment's
-    ``aggregate`` may replace the mean by a robust one; see :mod:`.robust_means`.
+    Each value is averaged over the clients whose model contains this value:
+    ``θ = Σ w_c A_cᵀ θ_c / Σ w_c A_cᵀ 1``, where ``A_c`` is the transfer of client c. A value that
+    is in no client's model stays unchanged. Tensors in ``Result.unmerged`` are skipped. Memory
+    holds one update at a time, and up to ``World.wait`` bytes of further updates. With the
+    experiment's key ``aggregate``, a robust mean may be used; see :mod:`.robust_means`.
 
     Args:
         world: The clients and tiers.
         state: The server's state, which contains the global weights.
         results: Results of tasks from :func:`part`.
-        weights: Weight of a client: ``examples`` (the weight of its examples in the loss),
-            ``uniform`` (1), or a function of its result.
-        rows: Maps a result to a dict from tensor name to a mask over the tensor's first axis. The
-            mask is 1 for the rows that this client contributes, else 0.
-        sizes: Maps a result to a dict from tensor name to a size, such as a norm. Each client's
-            tensor is divided by its size, and the mean is multiplied by the mean size (FedFA's α).
+        weights: Weight of a client: ``examples`` (the total weight of the client's examples in the
+            loss), ``uniform`` (1), or a function of the client's result.
+        rows: Function of a client's result. It returns a dict from tensor name to a vector with one
+            number per row of the tensor: 1 if the client's row is averaged, else 0. Default: all
+            rows are averaged.
+        sizes: Function of a client's result. It returns a dict from tensor name to a number, such
+            as the tensor's norm. The client's tensor is divided by this number, and the mean over
+            clients is multiplied by the mean of these numbers (FedFA's α).
     """
 
     def contributions() -> Iterator[Contribution]:
@@ -122,7 +124,7 @@ def group_means(
     :class:`ServerState`. Groups without a contribution stay unchanged.
 
     Args:
-        world: Configures the means: ``World.aggregate`` limits the influence of single clients,
+        world: Options of the means. ``World.aggregate`` limits the influence of single clients,
             ``World.means`` replaces the means (for differential privacy), and ``World.server`` is
             an optimiser that is applied to the means.
         state: The server's state, which contains the groups.
@@ -130,8 +132,8 @@ def group_means(
             is read once.
 
     Raises:
-        RunError: If a client contributes to a group twice, or its contribution cannot be made
-            private.
+        RunError: If a client contributes to a group twice, or differential privacy cannot be
+            applied to a contribution.
     """
     # A second part of a client in one group would silently count it twice.
     contributions = _once(contributions)
@@ -199,15 +201,15 @@ def by_tier(
         norm: How running statistics are treated; see :class:`NormPolicy`.
         runs: Name of the tier of each client, indexed by client id. Default: the client's tier in
             the family.
-        submodel: Maps a tier to the tier whose graph and transfer define the tested model. Default:
-            the tier itself.
-        model: Maps a tier to the tested model, in place of ``submodel``. Default: the submodel with
-            the global weights.
-        private: Whether a client's private tensors replace the model's when it is tested on the
-            client's data. Default: only if ``norm`` is ``local``.
-        whole: Whether to test the global model, too. If a tier is passed, the tier's model is
-            tested in place of the global model.
-        idle: Whether to test tiers that no client runs, too.
+        submodel: Function that replaces a tier by another tier, whose graph and transfer then
+            define the tested model. Default: tiers are not replaced.
+        model: Function that maps a tier to the tested model; ``submodel`` is then ignored. Default:
+            the part of the global model that ``submodel`` defines.
+        private: Whether clients' private tensors are used when a model is tested on a client's
+            data. Default: only if ``norm`` is ``local``.
+        whole: Whether to test the global model. If a tier is passed, the tier's model is tested in
+            place of the global model.
+        idle: Whether to test tiers without clients, too.
     """
     policy, weights = NormPolicy(norm), state.group(GLOBAL)
 

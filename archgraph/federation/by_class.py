@@ -58,11 +58,11 @@ def embedding_width(graph: ArchGraph) -> int:
 
 
 def class_sums(rows: Tensor, targets: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """Return the sum ``[class, column]`` and the number ``[class]`` of the rows of each class.
+    """Return for each class the sum ``[class, column]`` and the number ``[class]`` of its rows.
 
     Args:
-        rows: ``[example, column]``.
-        targets: Class of each example ``[example]``; class -100 is ignored.
+        rows: One row per example, ``[example, column]``.
+        targets: Class of each example, ``[example]``. Examples of class -100 are ignored.
         classes: Number of classes.
 
     Example:
@@ -79,7 +79,7 @@ def class_sums(rows: Tensor, targets: Tensor, classes: int) -> tuple[Tensor, Ten
 
 
 def sent_rows(table: Tensor, known: Tensor) -> State:
-    """Return a dict to send, with the rows of the known classes and the indices of these classes.
+    """Return a dict to send, which contains the rows of the known classes and their class indices.
 
     Example:
         >>> sent_rows(torch.eye(2), torch.tensor([False, True]))
@@ -89,7 +89,9 @@ def sent_rows(table: Tensor, known: Tensor) -> State:
 
 
 def rows_of(sent: State, classes: int, width: int) -> tuple[Tensor, Tensor]:
-    """Return sent rows as a table ``[class, column]``, and a mask ``[class]`` of the known classes.
+    """Return a table ``[class, column]`` of sent rows, and a mask ``[class]`` of their classes.
+
+    ``sent`` is a dict from :func:`sent_rows`. Rows of all other classes are 0 in the table.
 
     Example:
         >>> table, known = rows_of({"classes": torch.tensor([1]), "rows": torch.ones(1, 2)}, 2, 2)
@@ -104,11 +106,11 @@ def rows_of(sent: State, classes: int, width: int) -> tuple[Tensor, Tensor]:
 
 
 def check_rows(world: World, result: Result, width: int) -> None:
-    """Check that the rows of a client belong to classes of its training data.
+    """Check the rows that a client sent with :func:`sent_rows`.
 
     Raises:
-        RejectedUpdate: If the client has no example of a row's class, the classes are not in
-            ascending order, or the shapes are wrong.
+        RejectedUpdate: If a class does not occur in the client's training data, the classes are not
+            in ascending order, or the shapes are wrong.
     """
     sent, rows = result.extras.get(CLASSES), result.extras.get(ROWS)
     present = [c for c, n in enumerate(world.clients[result.client].histogram) if n]

@@ -9,7 +9,9 @@ from archgraph.tables import Table
 
 
 def strategy_table() -> Table:
-    """Return every installed strategy: paper and year, supported clients, requirements, presets.
+    """Return a table of all installed strategies.
+
+    The columns are name, paper, year, supported clients, requirements and presets.
 
     Raises:
         SpecError: If a strategy cannot be imported.

@@ -162,7 +162,7 @@ class LearningTask:
         return self._classes_last((predict or self.predict)(outputs))
 
     def beside(self, outputs: object, predict: Predict | None = None) -> list[Tensor]:
-        """Return a model's auxiliary predictions, in the same shape as :meth:`predictions`."""
+        """Return the predictions of auxiliary outputs, in the format of :meth:`predictions`."""
         # The unconverted output: `auxiliary` recognises it by identity.
         main = (predict or self.predict)(outputs)
         return [self._classes_last(said) for said in auxiliary(outputs, main)]
@@ -182,8 +182,9 @@ class LearningTask:
         """Return the weight of each example in the loss, ``[example]``.
 
         The weight of a target is the weight of its class (by default 1), or 0 if the target is
-        ignored. The weight of an example is the sum over its targets, or 1 if ``form`` is ``any``.
-        Averages over minibatches (gradients, losses, metrics) use these weights.
+        ignored. The weight of an example is the sum of the weights of its targets. If ``form`` is
+        ``any``, every example has weight 1. Averages of gradients, losses and metrics use these
+        weights.
 
         >>> TASKS["next_token"].counts(torch.tensor([[3, 4, -100]]))
         tensor([2])
@@ -200,9 +201,9 @@ class LearningTask:
         return class_counts(flat, weights).sum(1)
 
     def counts_of(self, histogram: Sequence[int]) -> float | None:
-        """Return the total weight of targets, given their number per class.
+        """Return the total weight of targets in the loss, or None if targets are not classes.
 
-        Returns None if targets are not classes.
+        ``histogram`` contains the number of targets of each class.
 
         >>> CLASSIFICATION.counts_of((3, 0, 2))
         5
@@ -214,9 +215,10 @@ class LearningTask:
         return math.fsum(map(operator.mul, histogram, self.class_weights))
 
     def losses(self, predictions: Tensor, targets: Tensor) -> Tensor:
-        """Return the sum of the loss over the targets of each example, float64 ``[example]``.
+        """Return the loss of each example, float64 ``[example]``.
 
-        If ``form`` is ``any``, return the mean over the values of each example.
+        The loss of an example is the sum of the losses of its targets. If ``form`` is ``any``, the
+        loss of an example is their mean.
         """
         values = self.loss(predictions, targets, "none").double()
         examples, counts = len(targets), self.counts(targets).to(values.device)

@@ -83,10 +83,12 @@ def low_rank(graph: ArchGraph) -> tuple[LowRankAdapter, ...]:
 
 @dataclass(frozen=True)
 class LowRankAveraging(Averaging, Masking):
-    """A method for models with low-rank adapters, whose clients may have smaller ranks.
+    """A method for models with low-rank adapters.
 
-    By default, each value is averaged over the clients whose model contains it. Subclasses override
-    :meth:`fixed` to freeze factors in a round, and :meth:`merged` to change the average.
+    The adapters of a client may have smaller ranks than the adapters of the global model. By
+    default, each value is averaged over the clients whose model contains this value. Subclasses
+    override :meth:`fixed` to freeze one factor of the adapters in a round, and :meth:`merged` to
+    change the average.
     """
 
     serves: ClassVar[Serves] = ("rank",)
@@ -99,9 +101,9 @@ class LowRankAveraging(Averaging, Masking):
         """Return a state with the weights of the global model.
 
         Raises:
-            RunError: If the model has no low-rank adapters, if they are frozen, if a client's model
-                differs in more than the rank, or if one factor of an adapter is private although
-                the method needs both.
+            RunError: If the model has no low-rank adapters, the adapters are frozen, or a client's
+                model differs from the global model in more than the rank. Also if only one factor
+                of an adapter is private, and the method averages products of both factors.
         """
         adapters = low_rank(world.graph)
         name = type(self).__name__
@@ -158,7 +160,7 @@ class LowRankAveraging(Averaging, Masking):
         return tuple(a for a in low_rank(world.graph) if a.up not in private)
 
     def fixed(self, world: World, round: int) -> frozenset[str]:
-        """Return the names of the factors that are not trained in a round."""
+        """Return the names of the adapters' factors that are not trained in a round."""
         return frozenset()
 
     def tier(self, world: World, state: ServerState, client: int) -> Tier:
@@ -168,8 +170,8 @@ class LowRankAveraging(Averaging, Masking):
     def send(self, world: World, state: ServerState, client: int, round: int) -> Task:
         """Send the client its part of the global model.
 
-        Clients do not return tensors that they do not train. Tensors that never change are sent
-        once.
+        Clients do not return frozen parameters. Tensors that never change are sent only in the
+        client's first task.
         """
         tier = self.tier(world, state, client)
         task = part(world, state, client, tier=tier, mask_absent=self.mask_absent, norm=self.norm)
@@ -199,22 +201,22 @@ class LowRankAveraging(Averaging, Masking):
     def merged(
         self, world: World, state: ServerState, results: Iterable[Result], round: int
     ) -> ServerState:
-        """Average each value over the clients whose model contains it."""
+        """Average each value over the clients whose model contains this value."""
         return covered_mean(world, state, results, weights=self.weights)
 
     def evaluated(self, world: World, state: ServerState) -> Iterable[Evaluated]:
-        """Evaluate the global model and one model per tier."""
+        """Yield the models to evaluate: the global model and one model per tier."""
         return by_tier(world, state, norm=self.norm)
 
 
 def freeze(graph: ArchGraph, names: frozenset[str], *, trainable: bool = False) -> ArchGraph:
-    """Return the architecture with the named parameters frozen, or made trainable."""
+    """Return the architecture with the named parameters frozen or, if requested, trainable."""
     change = (replace(p, trainable=trainable) if p.name in names else p for p in graph.params)
     return graph.replace(params=tuple(change))
 
 
 def fresh_factors(world: World, label: str, round: int) -> State:
-    """Draw new initial values for the first factor of every adapter of the global model."""
+    """Draw new initial values for the factor ``down`` of every adapter of the global model."""
     draw = torch.randint(2**62, (), generator=seeded(world.seed, label, round))
     fresh = initial_state(world.graph, int(draw))
     return {a.down: fresh[a.down] for a in low_rank(world.graph)}

@@ -30,11 +30,12 @@ class Metric:
     Attributes:
         name: Name of the metric in the records of a run.
         higher_is_better: Whether higher is better; None if neither higher nor lower is better.
-        rows: Maps predictions and targets of a batch to numbers ``[example]`` or
-            ``[example, number]``.
-        value: Maps the rows of all examples, and the number of targets that are not ignored (at
-            least one), to the value of the metric.
-        forms: Meanings of a target (:attr:`LearningTask.form`) for which the metric is defined.
+        rows: Function of the predictions and targets of a batch. It returns one or several numbers
+            per example, ``[example]`` or ``[example, number]``.
+        value: Function that returns the value of the metric. Its arguments are the results of
+            ``rows`` for all examples, and the number of targets that are not ignored (at least 1).
+        forms: Kinds of targets (``classes``, ``labels``, ``values``) for which the metric is
+            defined.
     """
 
     name: str

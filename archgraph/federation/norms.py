@@ -15,14 +15,14 @@ NormName: TypeAlias = Literal["averaged", "local", "static", "per_submodel"]
 
 @dataclass(frozen=True)
 class NormPolicy:
-    """A policy for the tensors of normalisation layers: merge, keep private, or recompute.
+    """A policy for the parameters and running statistics of normalisation layers.
 
     Attributes:
-        name: With ``averaged``, running statistics are averaged like weights. With ``local``, they
-            never leave the client. With ``static``, training does not use running statistics, and
-            they are computed in one pass over training data before evaluation (HeteroFL's sBN).
-            With ``per_submodel``, the server stores the norm layers of each submodel separately
-            (NeFL).
+        name: With ``averaged``, running statistics are averaged like weights. With ``local``,
+            running statistics never leave the client. With ``static``, running statistics are not
+            merged. Before each evaluation, new statistics are computed in one pass over training
+            data (HeteroFL's sBN). With ``per_submodel``, the server stores the norm layers of each
+            submodel separately (NeFL).
     """
 
     name: NormName
@@ -49,7 +49,7 @@ class NormPolicy:
 
     @property
     def evaluation(self) -> Literal["stored", "recompute"]:
-        """The value of ``Evaluated.statistics``: tests use stored or recomputed statistics."""
+        """Value of ``Evaluated.statistics``: whether tests recompute running statistics."""
         # Static training does not collect them.
         return "recompute" if self.name == "static" else "stored"
 

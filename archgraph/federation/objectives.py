@@ -32,7 +32,8 @@ class TaskLoss:
         mask_absent: Set the logits of classes that do not occur in the client's data to 0 (HeteroFL
             §3.3, FedFA §5.1). Training then does not lower these logits. Tasks without classes
             ignore this option.
-        predict: Selects the predictions among the model's outputs. Default: as the task does.
+        predict: Selects the predictions among the model's outputs. Default: ``predict`` of the
+            learning task.
     """
 
     mask_absent: bool = False
@@ -57,14 +58,14 @@ class TaskLoss:
 
 
 def mask_absent(logits: Tensor, present: Tensor) -> Tensor:
-    """Set the logits ``[..., classes]`` of absent classes to 0.
+    """Set the logits of classes that a client's data does not contain to 0.
 
     Args:
-        logits: Logits, last axis classes.
-        present: Mask of present classes, bool ``[classes]``.
+        logits: Logits, ``[..., classes]``.
+        present: Mask of the classes that the data contains, bool ``[classes]``.
 
     Raises:
-        RunError: If the number of logits is not the number of classes.
+        RunError: If the number of logits differs from the number of classes.
 
     Example:
         >>> import torch
@@ -83,7 +84,7 @@ def mask_absent(logits: Tensor, present: Tensor) -> Tensor:
 def counted_logits(logits: Tensor, examples: Examples) -> Tensor:
     """Return the logits ``[target, class]`` of all targets except those of class -100.
 
-    Models that distil from each other use this to ignore padding.
+    Distillation between models uses this function to ignore padding.
 
     Args:
         logits: Logits ``[example, ..., class]``.

@@ -20,9 +20,9 @@ class Weighted(Strategy):
     """Options of a method whose server averages clients' results.
 
     Attributes:
-        weights: Weight of a client in averages. ``examples`` is the total weight of its examples in
-            the loss, which is their number if each has one target. ``uniform`` is 1 for every
-            client.
+        weights: Weight of a client in averages. With ``examples``, the weight of a client is the
+            total weight of its examples in the loss. By default, this is their number if each
+            example has one target. With ``uniform``, every client has weight 1.
         private: Names of parameters and buffers, or patterns such as ``fc.*``. These parameters and
             buffers stay with each client: they are neither sent nor merged.
     """
@@ -51,10 +51,11 @@ class Averaging(Weighted):
 
 @dataclass(frozen=True)
 class Masking(Strategy):
-    """Options of a method whose clients may lack classes.
+    """Options of a method whose clients may have no examples of some classes.
 
     Attributes:
-        mask_absent: In training, set the logits of classes that a client's data lacks to 0.
+        mask_absent: In training, set the logits of classes that do not occur in the client's data
+            to 0.
     """
 
     mask_absent: bool = False

@@ -24,7 +24,7 @@ class Logits:
     """Selects the predictions among a model's outputs.
 
     Attributes:
-        output: Key or position of the output. Default: the output called ``logits``, or the only
+        output: Key or index of the output. Default: the output called ``logits``, or the only
             output.
 
     Example:

@@ -14,7 +14,7 @@ PIECE = 1 << 16  # values of each update that are compared at a time
 
 
 class PairwiseProducts:
-    """Stores updates on disk, and computes the matrix of their inner products.
+    """Stores clients' updates on disk, and computes the matrix of their inner products.
 
     Example:
         >>> products = PairwiseProducts()
@@ -29,7 +29,7 @@ class PairwiseProducts:
         self._stored: dict[int, StoredState] = {}
 
     def add(self, client: int, update: State) -> None:
-        """Write a client's update.
+        """Write a client's update to disk.
 
         Raises:
             RunError: If the disk is full.

@@ -25,7 +25,7 @@ under names with this prefix, and the engine tests this model on the client's da
 class PartAveraging(Averaging, Masking):
     """A method whose clients train parts of the global model.
 
-    By default, each value is averaged over the clients whose model contains it.
+    By default, each value is averaged over the clients whose model contains this value.
     """
 
     serves: ClassVar[Serves] = ("one", "width", "depth")
@@ -41,22 +41,22 @@ class PartAveraging(Averaging, Masking):
     def receive(
         self, world: World, state: ServerState, results: Iterable[Result], round: int
     ) -> ServerState:
-        """Average each value over the clients whose model contains it."""
+        """Average each value over the clients whose model contains this value."""
         return covered_mean(world, state, results, weights=self.weights)
 
     def evaluated(self, world: World, state: ServerState) -> Iterable[Evaluated]:
-        """Evaluate the global model and one model per tier."""
+        """Yield the models to evaluate: the global model and one model per tier."""
         return by_tier(world, state, norm=self.norm)
 
 
 @dataclass(frozen=True)
 class TrainOnly:
-    """A program that trains only some parameters; running statistics are updated as usual.
+    """A program that trains only some parameters. Running statistics are updated as usual.
 
     Attributes:
         train: The program that trains the parameters.
         entries: Names of the parameters.
-        others: If True, train all other parameters instead of these.
+        others: If True, train all parameters except those in ``entries``.
 
     Example:
         >>> from archgraph.federation import Train
@@ -134,7 +134,7 @@ def private_network(
 
 
 def private_networks(world: World, state: ServerState) -> Iterator[Evaluated]:
-    """Yield each tier's network for evaluation, with the private weights of each client."""
+    """Yield one model per tier, to be tested with each client's private weights."""
     # The server has only initial weights: `private` replaces them by each client's weights.
     return by_tier(
         world,

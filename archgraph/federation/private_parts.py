@@ -31,7 +31,7 @@ def named_entries(graph: ArchGraph, patterns: tuple[str, ...]) -> frozenset[str]
     Args:
         graph: The architecture.
         patterns: Names of parameters and buffers, or patterns of names (``fc.*``). A tied parameter
-            is chosen if any of its names matches.
+            has several names. It matches if any of these names matches.
 
     Example:
         >>> from torch import nn, zeros
@@ -54,8 +54,9 @@ def named_entries(graph: ArchGraph, patterns: tuple[str, ...]) -> frozenset[str]
 def classifier(graph: ArchGraph, classes: int = 0) -> frozenset[str]:
     """Return the names of the parameters of a model's head.
 
-    The head consists of the parameters with a row per class, in all exits. If there are none, as in
-    regression, it consists of the parameters of the last operator that multiplies by a weight.
+    The head consists of all parameters with one row per class, including those of early exits. If
+    no parameter has one row per class, as in regression, the head consists of the parameters of the
+    last operator that multiplies by a weight.
 
     Args:
         graph: The architecture.
@@ -104,10 +105,11 @@ def additions(graph: ArchGraph, transfer: Transfer) -> frozenset[str]:
 
 
 def private_task(strategy: Strategy, world: World, task: Task) -> Task:
-    """Add the names of all private tensors to a task from :meth:`Strategy.send`.
+    """Return the task with the names of all private tensors in ``Task.private``.
 
-    The private tensors are those in :meth:`Strategy.private_entries`, and trained tensors that the
-    global model lacks, unless the strategy merges them itself (``Task.unmerged``).
+    Private tensors are the tensors that :meth:`Strategy.private_entries` returns, and all trained
+    tensors that the global model lacks. Tensors in ``Task.unmerged`` that the global model lacks
+    are not private: the strategy itself merges them.
     """
     private = strategy.private_entries(world, task.graph)
     # Transfers from other groups of the state do not concern the global model.
@@ -119,13 +121,16 @@ def private_task(strategy: Strategy, world: World, task: Task) -> Task:
 def private_models(
     strategy: Strategy, world: World, models: Iterable[Evaluated], *, every: bool = False
 ) -> Iterator[Evaluated]:
-    """Yield the models to test, with ``private=True`` if clients have private tensors of the model.
+    """Yield the models to test, and set ``private=True`` if clients have private tensors.
+
+    A model with private tensors but without clients (such as the global model) is omitted, because
+    the server has only the initial values of these tensors.
 
     Args:
         strategy: The method.
         world: The clients and tiers.
         models: Models from :meth:`Strategy.evaluated`.
-        every: Also yield models with private tensors that no client has trained.
+        every: Also yield models with private tensors but without clients.
     """
     tiers = world.tiers if world.graph.nodes else ()
     more = {tier.name for tier in tiers if additions(tier.graph, tier.transfer)}

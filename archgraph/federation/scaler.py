@@ -19,7 +19,7 @@ def scaled(graph: ArchGraph, rate: float, always: bool = False) -> ArchGraph:
 
     Args:
         graph: The architecture.
-        rate: Its width rate.
+        rate: Width rate of the architecture.
         always: Also divide in evaluation.
     """
     return add_scaler(graph, rate, always=always).graph
@@ -28,8 +28,9 @@ def scaled(graph: ArchGraph, rate: float, always: bool = False) -> ArchGraph:
 def rate_of(tier: Tier) -> float:
     """Return the width rate of a tier.
 
-    The rate is the fraction that the tier keeps of its largest narrowed dimension, since rounding
-    to whole channels affects the fraction of a large dimension least.
+    The rate is computed from the largest dimension of a parameter that the tier narrows: it is the
+    fraction of this dimension that the tier keeps. In smaller dimensions, rounding to whole
+    channels changes the fraction more.
     """
     source = {e.name: e.shape for e in tier.transfer.source}
     # The first of equally large dimensions, so that the rate does not depend on ties.
@@ -46,12 +47,12 @@ def rate_of(tier: Tier) -> float:
 def check_scaled(tier: Tier, rate: float, norm: NormName, *, where: str) -> None:
     """Check that a tier's running statistics can be used in tests.
 
-    Activations are scaled in training but not in tests. Running statistics from training would then
-    be wrong in tests, and the accuracy at chance level.
+    Activations are scaled in training but not in tests. With running statistics from training,
+    tests would give wrong results, with an accuracy at chance level.
 
     Args:
         tier: The tier to check.
-        rate: Its width rate.
+        rate: Width rate of the tier.
         norm: Treatment of running statistics; with ``static`` they are recomputed before tests.
         where: Location of the strategy's options in the file, for errors.
 

@@ -68,13 +68,14 @@ class Shard:
         targets: Targets of all examples, such as classes ``[example]`` or tokens ``[example,
             position]``. Batches are on the same device as ``targets``.
         histogram: Number of targets per class.
-        ids: A stable id of each example, ``[example]``. Default: its position.
-        padding: Trims batches to their longest text. Default: batches are not trimmed.
-        again: Maps indices of examples and a seed to inputs and targets. If set, passes in random
-            order read examples again with this function. Default: all passes use ``inputs`` and
-            ``targets``.
-        stream: Maps a seed and the sizes of minibatches to the minibatches of one pass over a
-            stream. If set, the values of ``inputs`` and ``targets`` are not used.
+        ids: A stable id of each example, ``[example]``. Default: the index of the example.
+        padding: Trims each batch to the length of its longest text. Default: batches are not
+            trimmed.
+        again: Function that reads examples, for example with random transforms. It maps indices of
+            examples and a seed to inputs and targets. If set, passes in random order call this
+            function. Default: all passes use ``inputs`` and ``targets``.
+        stream: Function that reads a stream. It maps a seed and the sizes of minibatches to the
+            minibatches of one pass. If set, the values of ``inputs`` and ``targets`` are not used.
 
     Example:
         >>> shard = Shard((torch.zeros(5, 2),), torch.arange(5), (1, 1, 1, 1, 1))
@@ -96,7 +97,9 @@ class Shard:
         return len(self.targets)
 
     def part(self, positions: Tensor) -> Shard:
-        """Return some of the examples. For a stream, only the number of positions matters.
+        """Return a shard of the examples with these indices.
+
+        For a stream, return a shard with as many examples as there are indices.
 
         Example:
             >>> shard = Shard((torch.zeros(5, 2),), torch.arange(5), (1, 1, 1, 1, 1))
@@ -117,8 +120,8 @@ class Shard:
     def batches(self, generator: torch.Generator | None, size: int) -> Iterator[Examples]:
         """Yield the minibatches of one pass, in random order if a generator is passed.
 
-        If the last minibatch had only one example, this example is added to the minibatch before
-        it, because batch statistics require two examples.
+        If the last minibatch would have only one example, this example is added to the minibatch
+        before, because batch norm needs at least two examples.
         """
         count = self.examples
         if self.stream is not None:
@@ -173,7 +176,9 @@ def _drawn_seed(generator: torch.Generator) -> int:
 
 
 def minibatches(order: Tensor, size: int) -> tuple[Tensor, ...]:
-    """Split a tensor into minibatches of a size. A remainder of one joins the previous minibatch.
+    """Split a tensor into minibatches of ``size`` items.
+
+    If the last minibatch would have only one item, this item is added to the minibatch before.
 
     >>> [len(part) for part in minibatches(torch.arange(7), 3)]
     [3, 4]

@@ -18,8 +18,8 @@ class ServerState:
     """The server's state between rounds: tensors and JSON values.
 
     Names of tensors are paths such as ``global/layer1.0.conv1.weight``. Tensors with the same
-    prefix before the first slash form a group, here ``global``. Tensors are never changed in place,
-    so that a checkpoint only needs to write the groups with new tensors.
+    prefix before the first slash form a group, here ``global``. Tensors are never changed in place.
+    A checkpoint can therefore skip groups whose tensors were not replaced.
 
     Attributes:
         tensors: Dict from path to tensor.
@@ -49,12 +49,12 @@ class ServerState:
         return roots
 
     def with_group(self, name: str, tensors: State) -> ServerState:
-        """Return the state with all tensors of a group replaced."""
+        """Return a copy of the state in which ``tensors`` replace all tensors of a group."""
         prefix = f"{name}/"
         # Replaced, not updated: tensors that the new group lacks are removed.
         others = {k: v for k, v in self.tensors.items() if not k.startswith(prefix)}
         return ServerState(others | {prefix + k: v for k, v in tensors.items()}, self.values)
 
     def with_values(self, **values: Json) -> ServerState:
-        """Return the state with some JSON values replaced."""
+        """Return a copy of the state in which some JSON values are added or replaced."""
         return ServerState(self.tensors, {**self.values, **values})

@@ -142,9 +142,9 @@ def option(
 class Strategy(ABC):
     """A federated method: what clients receive and do, and how their results are merged.
 
-    Subclasses are frozen dataclasses whose fields are the options of the method. Methods are pure
-    functions, which return a new server state. Random numbers come from :func:`seeded` with
-    ``world.seed``, a label and the round.
+    Subclasses are frozen dataclasses whose fields are the options of the method. Their Python
+    methods do not change the server state, but return a new one. Random numbers come from
+    generators that :func:`seeded` creates from ``world.seed``, a label and the round.
 
     A run calls ``init``, ``survey`` and ``surveyed`` once. In every round it then calls ``begin``,
     ``send`` for each sampled client, ``examine`` for each result, ``receive``, and, if models are
@@ -213,7 +213,7 @@ class Strategy(ABC):
 
     @classmethod
     def help_notes(cls) -> tuple[str, str]:
-        """Return two sentences, on the supported clients and on the requirements."""
+        """Return two sentences: the supported clients, and the requirements."""
         return (
             f"Clients: {'; '.join(SERVES[kind] for kind in cls.serves) or 'any'}.",
             f"Requires: {', '.join(cls.requirements()) or 'nothing else'}.",
@@ -221,7 +221,7 @@ class Strategy(ABC):
 
     @property
     def corrected(self) -> str:
-        """Reason why the method cannot be combined with the key ``server``, if there is one."""
+        """Reason why the method cannot be combined with the key ``server``; empty if it can."""
         return ""
 
     @property
@@ -241,11 +241,11 @@ class Strategy(ABC):
         """
 
     def survey(self, world: World, state: ServerState) -> Iterable[Task]:
-        """Return tasks for clients before the first round, such as an architecture search."""
+        """Return tasks that clients run before the first round, such as an architecture search."""
         return ()
 
     def surveyed(self, world: World, state: ServerState, results: Iterable[Result]) -> ServerState:
-        """Return the state after the results of :meth:`survey`."""
+        """Return the state that includes the results of the tasks from :meth:`survey`."""
         return state
 
     def begin(
@@ -259,7 +259,7 @@ class Strategy(ABC):
         """Return the task of a sampled client in this round."""
 
     def private_entries(self, world: World, graph: ArchGraph) -> frozenset[str]:
-        """Return the names of the tensors of an architecture that stay with each client.
+        """Return the names of the model's tensors that stay with each client.
 
         The engine adds these names to ``Task.private``. The tensors stay with the client from round
         to round and are neither sent nor merged. When the model is tested on a client's data, the
@@ -270,9 +270,10 @@ class Strategy(ABC):
     def examine(self, world: World, result: Result) -> State | None:
         """Examine the result of a client before the server uses it.
 
-        This runs in the worker process of the client, in parallel for several clients. Compute
-        values here that ``receive`` needs and that depend on a single result. The worker has copies
-        of strategy and world from the start of its process, possibly in an earlier round.
+        This method runs in the client's worker process, in parallel for several clients. Use it to
+        compute values that ``receive`` needs and that depend only on this result. The worker
+        process uses copies of the strategy and of ``world`` that were made when the process
+        started, possibly in an earlier round.
 
         Returns:
             A dict from name to tensor, which ``receive`` reads as ``result.findings``, or None.
@@ -285,7 +286,7 @@ class Strategy(ABC):
 
     @final
     def examined(self, world: World, result: Result) -> Result:
-        """Return the result with the findings of :meth:`examine`.
+        """Call :meth:`examine`, and return the result with the tensors that it computed.
 
         Raises:
             RejectedUpdate: As in :meth:`examine`.
@@ -299,8 +300,8 @@ class Strategy(ABC):
     ) -> ServerState:
         """Return the state after a round.
 
-        ``results`` can be read once, with one result in memory at a time. There may be fewer
-        results than sampled clients, or none.
+        ``results`` can be iterated over only once. Each result is loaded when it is read, so that
+        one result is in memory at a time. There may be fewer results than sampled clients, or none.
         """
 
     @abstractmethod

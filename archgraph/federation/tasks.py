@@ -42,11 +42,11 @@ class Examples(NamedTuple):
 
 
 class Pixels(NamedTuple):
-    """Mean and standard deviation that normalise images stored as bytes.
+    """Mean and standard deviation with which images stored as bytes are normalised.
 
     Attributes:
-        mean: Mean of each channel, which is subtracted, ``[channel]``.
-        std: Standard deviation of each channel, which divides the result, ``[channel]``.
+        mean: Mean of each channel, which is subtracted from the image, ``[channel]``.
+        std: Standard deviation of each channel, by which the difference is divided, ``[channel]``.
     """
 
     mean: Tensor
@@ -67,8 +67,8 @@ class ClientData(Protocol):
     def batches(self, generator: torch.Generator | None, size: int) -> Iterator[Examples]:
         """Yield the minibatches of one pass, in random order if a generator is passed.
 
-        If the last minibatch had only one example, this example is added to the minibatch before
-        it, because batch statistics require two examples.
+        If the last minibatch would have only one example, this example is added to the minibatch
+        before, because batch norm needs at least two examples.
         """
 
 
@@ -85,17 +85,18 @@ class Work:
 
     Attributes:
         client: Id of the client.
-        round: Index of the round, from 1; 0 for the survey before the first round.
+        round: The round, counted from 1. In :meth:`Strategy.survey`, which runs before the first
+            round, it is 0.
         rounds: Number of rounds.
         graph: Architecture of the client's model.
         state: All tensors of the model, on ``device``: those that the server sent, and the client's
             private tensors.
         data: The client's training data.
         local: Options of local training.
-        generator: Source of all randomness of this client in this round. The engine seeds torch's
-            own generator (dropout) from it before it calls the program.
-        keep: Tensors that the client kept in earlier rounds (:attr:`Outcome.keep`), in addition to
-            its private state.
+        generator: Source of all randomness of this client in this round. Before the engine calls
+            the program, it seeds torch's global generator, which dropout uses, from ``generator``.
+        keep: Tensors that the client's last program stored for this round
+            (:attr:`Outcome.keep`). They are not part of the model's state.
         others: Dict from name to additional model.
         extras: Dict from name to tensor that the server sent in addition to weights.
         values: Dict from name to JSON value that the server sent.
@@ -123,7 +124,7 @@ class Work:
     pixels: Pixels | None = None
 
     def copied(self) -> Work:
-        """Return a deep copy, since a program may write in place."""
+        """Return a copy of the work, whose tensors and values a program may change in place."""
 
         def copied(state: State) -> State:
             return state_to_device(state, self.device, copy=True)
@@ -146,13 +147,14 @@ class Work:
 @wire.carried
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a program. Its tensors may be on any device.
+    """The result of a :class:`Program`. Its tensors may be on any device.
 
     Attributes:
-        state: All tensors of the model after the work. The engine removes ``Task.private`` from
-            them before they are sent.
-        keep: Tensors that the client keeps for its next round, where they are ``Work.keep``. They
-            replace the tensors kept so far.
+        state: All tensors of the model at the end of the program. The engine sends them to the
+            server, except for the tensors in ``Task.private``.
+        keep: Tensors that the client stores for its next round. The program of that round reads
+            them as ``Work.keep``. They replace all tensors that the client stored in earlier
+            rounds.
         others: Dict from name to the state of an additional model.
         extras: Dict from name to tensor that is sent to the server in addition to weights.
         metrics: Dict from name to number for the run's record. A program that does not always run
@@ -168,7 +170,10 @@ class Outcome:
 
 
 class Program(Protocol):
-    """A program that a client runs: a frozen dataclass that can be pickled and printed."""
+    """A program that a client runs, such as local training.
+
+    Programs are frozen dataclasses that can be pickled and printed.
+    """
 
     def __call__(self, work: Work) -> Outcome:
         """Run the program on a client, and return its outcome."""
@@ -184,16 +189,16 @@ class Task:
         state: Weights of the model. Tensors in ``private`` may be omitted if the client has them.
         program: The program to run.
         private: Names of tensors that stay with the client from round to round and are never
-            returned. Their shapes must be the same in later tasks. Frozen tensors (``ag.frozen``)
-            are not stored per client: they never change, and every task sends them.
-        unmerged: Names of other tensors that are returned, but not merged.
-        transfer: Linear map from the global state to this model's state. The result contains it,
-            too.
+            returned. Their shapes must be the same in later tasks. If a name belongs to a frozen
+            tensor (``ag.frozen``), clients do not store this tensor, because every task sends it.
+        unmerged: Names of further tensors, which are returned but not merged.
+        transfer: Linear map from the global state to this model's state. The map is copied to the
+            result.
         indexed: Names of tensors that are 0 outside a mask. For these, byte counts include only the
             nonzero numbers, plus four bytes for the index of each number that is sent to the
             client.
-        known: Names in ``private`` of tensors that the client has received in an earlier task. Byte
-            counts omit these tensors.
+        known: The names in ``private`` whose tensors the client has received in an earlier task.
+            Byte counts omit these tensors.
         others: Dict from name to an additional model, whose whole state is sent and returned.
         extras: Dict from name to tensor that is sent in addition to weights.
         values: Dict from name to JSON value that is sent.
@@ -215,7 +220,7 @@ class Task:
     known: frozenset[str] = frozenset()
 
     def result(self, outcome: Outcome, examples: int, counted: float | None = None) -> Result:
-        """Return the part of an outcome that the server receives, without private tensors."""
+        """Return the result that the server receives: the outcome without private tensors."""
         return Result(
             client=self.client,
             state={k: v for k, v in outcome.state.items() if k not in self.private},
@@ -246,10 +251,10 @@ class Result:
         metrics: Dict from name to number for the run's record.
         tier: Name of the task's tier.
         unmerged: Names of tensors that are not merged: ``Task.private`` and ``Task.unmerged``.
-        transfer: Transfer of the task.
-        indexed: Names of tensors of which byte counts include only nonzero numbers
+        transfer: Linear map from the global state to this model's state (``Task.transfer``).
+        indexed: Names of tensors for which byte counts include only the nonzero numbers
             (``Task.indexed``).
-        findings: Dict from name to tensor that ``Strategy.examine`` computed from the other fields.
+        findings: Dict from name to tensor, which ``Strategy.examine`` computed for this result.
         counted: Total weight of the client's examples in the loss (:attr:`.Client.counted`).
             Default: 1 per example.
     """

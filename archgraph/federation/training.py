@@ -48,9 +48,10 @@ def module_of(
     with errors that grow from layer to layer.
 
     Args:
-        model: An architecture with weights, or a :class:`Work` with both.
-        device: Device of the module. Default: the device of the work.
-        training: Whether all modules are in training mode. Default: as the model was traced.
+        model: An architecture with weights, or a :class:`Work`, which contains both.
+        device: Device of the module. Ignored for a :class:`Work`, which has its own device.
+        training: Whether all modules are in training mode. Default: each module has the mode in
+            which it was traced.
     """
     device = model.device if isinstance(model, Work) else device
     # The state is moved before it is copied, since allocation on a device is faster.
@@ -59,7 +60,7 @@ def module_of(
 
 
 def by_examples(batch: Examples) -> Tensor:
-    """Return the number of examples in a minibatch, as weight for a loss that ignores targets."""
+    """Return the number of examples: the weight of a minibatch if the loss ignores targets."""
     return torch.tensor(len(batch.ids))
 
 
@@ -71,20 +72,20 @@ def descend(
     counts: Callable[[Examples], Tensor] | None = None,
     revise: Callable[[Mapping[str, nn.Parameter]], None] | None = None,
 ) -> dict[str, float]:
-    """Train parameters on the client's data, with the experiment's options ``local``.
+    """Train parameters on the client's data for one round, with the options ``work.local``.
 
     1. Draw the examples that the round uses.
     2. For each step, average the losses of ``local.accumulate`` minibatches, weighted by
-       ``counts``, and add FedProx's term. Compute gradients, then apply ``revise``, clipping and
-       the step.
+       ``counts``, and add FedProx's term. Compute the gradients. Then call ``revise``, clip the
+       gradients, and take an optimiser step.
 
     Args:
         work: The client's data, options and random generator.
         parameters: Dict from name to parameter to train.
-        loss: Returns the mean loss of a minibatch, which is on ``work.device``.
-        counts: Returns the weight of a minibatch relative to others, as a 0-dim tensor.
-            Default: the weight of its targets in the task's loss.
-        revise: Changes the gradients after the backward pass, before clipping and the step.
+        loss: Function that returns the mean loss of a minibatch on ``work.device``.
+        counts: Function that returns the weight of a minibatch as a 0-dim tensor. Default: the
+            total weight of the minibatch's targets in the task's loss.
+        revise: Function that changes the gradients before clipping.
 
     Returns:
         A dict with ``loss`` (weighted mean over the last epoch; NaN if all targets are ignored),

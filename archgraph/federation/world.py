@@ -54,9 +54,9 @@ class Tier:
         name: Name of the tier in the family.
         graph: The architecture.
         transfer: Linear map from the global state to the state of this architecture.
-        source: The state from which the tier's initial weights are taken: the global state, or the
-            weights of the tier's own model.
-        own: Whether ``source`` is a state of this architecture, not of the global one.
+        source: The state from which the tier's initial weights are taken.
+        own: If True, ``source`` is a state of this architecture. If False, ``source`` is a state of
+            the global architecture, which ``transfer`` maps to a state of this architecture.
         count: Number of clients of this tier in the family.
     """
 
@@ -69,12 +69,12 @@ class Tier:
 
     @property
     def alone(self) -> Tier:
-        """The same tier with an identity transfer, so that no global weights are needed."""
+        """A copy of the tier without a global model: ``transfer`` is the identity."""
         return dataclasses.replace(self, transfer=Transfer.identity(self.graph))
 
     @property
     def state(self) -> State:
-        """Initial weights, before the first round; computed on each access to save memory."""
+        """Weights before the first round. They are computed on each access to save memory."""
         return self.source if self.own else self.transfer.pull(self.source)
 
 
@@ -142,24 +142,26 @@ class World:
     """Everything that stays the same during a run: models, clients and settings.
 
     Attributes:
-        graph: The global architecture. It is empty if there is no global model, see
+        graph: The global architecture. If there is no global model, this is an empty graph; see
             ``Strategy.needs_global``.
         state: Initial weights of the global model.
         clients: Clients, indexed by id: the clients of the family, followed by the additional
-            models that some of them train.
+            models that some of these clients train.
         tiers: The architectures, in the family's order.
         classes: Number of classes, or of tokens for text; 0 if targets are not classes.
         rounds: Number of rounds.
         seed: Seed of the run; see :func:`seeded`.
         device: Device of server-side computation.
         merging: Device on which clients' states stay until they are averaged.
-        aggregate: Limits the influence of single clients on averages. Default: no limits.
-        means: Computes means with differential privacy, in place of ordinary means. Default: none.
+        aggregate: Options that limit the influence of single clients on averages. Default: no
+            limits.
+        means: Function that computes means with differential privacy. Default: ordinary means.
         learning: The learning task.
         server: The server optimiser, which is applied to the means. Default: none.
-        public: Examples that every client has in addition to its own. Default: none.
-        wait: Number of bytes of results that may wait in memory to be merged together. A waiting
-            result must not be modified. Default: each result is merged on arrival.
+        public: Examples that every client has in addition to its own examples. Default: none.
+        wait: Maximum size in bytes of the results that are collected in memory before they are
+            merged together. A collected result must not be modified. Default: each result is merged
+            when it arrives.
     """
 
     graph: ArchGraph
@@ -208,18 +210,18 @@ class World:
         return tuple(client for client in self.clients if client.of is None)
 
     def with_further(self, clients: Collection[int]) -> tuple[int, ...]:
-        """Return the ids of these clients, and of the additional models that they train."""
+        """Return the ids of these clients and of the additional models that these clients train."""
         return tuple(client.id for client in self.clients if client.owner in clients)
 
     @property
     def one_by_one(self) -> bool:
-        """Whether only `group_means` can compute the means, which need each client's update."""
+        """Whether means need :func:`group_means`, e.g. for robust means or a server optimiser."""
         rules = self.aggregate
         robust = rules is not None and (rules.krum or rules.middle) is not None
         return robust or self.means is not None or self.server is not None
 
     @property
     def by_size(self) -> tuple[Tier, ...]:
-        """The tiers, sorted by number of parameters; ties are in the family's order."""
+        """The tiers, sorted by number of parameters. Equally large tiers keep their order."""
         # sorted is stable: ties stay in the family's order.
         return tuple(sorted(self.tiers, key=lambda tier: cost(tier.graph).parameters))

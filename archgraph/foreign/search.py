@@ -148,8 +148,8 @@ def _renamed(name: str, numbers: Mapping[tuple[str, str], str]) -> str:
 def numbered_as(names: Iterable[str], known: Iterable[str]) -> dict[str, str]:
     """Return a dict from names to the names of the same layers in another model.
 
-    The other model has as many layers in the same order, possibly with other numbers. If it has
-    more layers, names are kept, and their numbers must exist in the other model.
+    If both models have equally many layers, layers correspond by their order, and their numbers may
+    differ. If the other model has more layers, layers correspond by their numbers.
 
     Raises:
         RewriteError: If the other model has fewer layers, or lacks one of the numbers.

@@ -49,13 +49,14 @@ def crop(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 class Decoder(nn.Module, ABC):
-    """Base class of decoders: a two-layer network that computes codes, which become tensors.
+    """Base class of decoders, which generate all tensors of one :class:`DecoderSlot`.
 
-    A decoder serves one slot, that is, the tensors of one argument of one operator. A code is an
-    array from which a subclass computes a tensor of any size.
+    A two-layer network computes one code per tensor. A code is an array, from which a subclass
+    computes a tensor of any size.
 
     Args:
-        features: Size of the input ``[h_v, a_m]``: node features, and the client's descriptor.
+        features: Size of the input, which consists of the node's features ``h_v`` and the client's
+            descriptor ``a_m``.
         hidden: Size of the hidden layer.
         shape: Shape of a code.
     """
@@ -71,7 +72,7 @@ class Decoder(nn.Module, ABC):
         nn.init.zeros_(self.outer.bias)
 
     def forward(self, features: Tensor, largest: tuple[int, ...]) -> Tensor:
-        """Compute codes from features, restricted to the part that the tensors need.
+        """Compute codes from features. Only the parts that the tensors need are computed.
 
         Args:
             features: Inputs of shape [rows, features], one per tensor.
@@ -88,7 +89,7 @@ class Decoder(nn.Module, ABC):
 
     @abstractmethod
     def part(self, largest: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of the part of a code that tensors up to this size need."""
+        """Return the shape of the part of a code that tensors of at most this size need."""
 
     @abstractmethod
     def tensors(self, codes: Tensor, shape: tuple[int, ...], form: Elementwise) -> Tensor:
@@ -121,9 +122,9 @@ class Tiled(Decoder):
         super().__init__(features, hidden, _halved(sides, 9 * tile * tile))
 
     def part(self, largest: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of the start of the tile that tensors up to this size need.
+        """Return the shape of the part of the tile that tensors of at most this size need.
 
-        For example, 1 × 1 kernels need a ninth of the part for 3 × 3 kernels.
+        For example, 1 × 1 kernels need only a ninth of the tile for 3 × 3 kernels.
         """
         return tuple(map(min, self.shape, largest))
 

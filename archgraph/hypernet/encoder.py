@@ -13,7 +13,7 @@ from archgraph.states.copies import to_device
 
 
 def bin_means(tensors: Sequence[Tensor], bins: int = 128) -> tuple[Tensor, Tensor]:
-    """Reduce every tensor to at most ``bins`` means, each over equally many consecutive values.
+    """Reduce every tensor to at most ``bins`` means over consecutive values.
 
     Args:
         tensors: Tensors of any shapes on one device.
@@ -50,11 +50,11 @@ class ParameterEncoder(nn.Module):
     Transformer's outputs are averaged.
 
     Args:
-        slots: Number of slots (roles of tensors). Each has a learned vector, which distinguishes a
-            weight from a bias with equal values.
+        slots: Number of slots (see :class:`DecoderSlot`). Each slot has a learned vector, so that a
+            weight and a bias with equal values have different codes.
         width: Size of the resulting vector.
         bins: Maximum number of means that summarise a tensor.
-        piece: Number of means in a piece. 8 is 14 times faster than 1.
+        piece: Number of means in a piece. With 8, encoding is 14 times faster than with 1.
         heads: Number of attention heads.
         hidden: Size of the Transformer's hidden layer.
 
@@ -90,7 +90,7 @@ class ParameterEncoder(nn.Module):
             slots: Index of each tensor's slot, [tensors].
 
         Returns:
-            [tensors, width]. No gradient reaches the tensors.
+            Codes [tensors, width]. Gradients do not flow back to the tensors.
         """
         weight = self.embed.weight
         if weight.is_meta:  # a check only needs shapes

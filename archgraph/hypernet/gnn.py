@@ -11,17 +11,19 @@ from archgraph.hypernet.graphs import Messages, Sweep
 
 
 class GatedGNN(nn.Module):
-    """``h_v ← GRU(h_v, Σ MLP(h_u))`` over the nodes u before v, forward and then backward.
+    """A graph neural network that updates node features along the edges, then against them.
 
-    A traversal visits the nodes level by level, all graphs at once. A node receives the features of
-    nodes that the same traversal has already updated. Nodes of the same level have no edges between
-    them.
+    A traversal visits the nodes level by level. Nodes of the same level are not connected. The
+    update of a node v is ``h_v ← GRU(h_v, Σ MLP(h_u))``, where the sum is over the nodes u with an
+    edge to v. In the backward traversal, it is over the nodes u with an edge from v. The traversal
+    has already updated the features of these nodes.
 
     Args:
         width: Size of a node's features.
         steps: Number of times that both traversals are run (τ).
-        virtual: If True, nodes also receive messages over virtual edges, from a separate MLP. Each
-            of these messages is divided by the length s of the path that the virtual edge replaces.
+        virtual: If True, nodes also receive messages over virtual edges. A virtual edge connects
+            two nodes whose shortest path has several edges. Its messages are computed by a separate
+            MLP and divided by the length of this path.
 
     Source:
         RecipFL, Eqs. 6–7: one MLP and one GRU cell for all nodes and both directions. Virtual

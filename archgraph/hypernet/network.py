@@ -43,21 +43,22 @@ AT_ONCE = 2**21  # maximum number of values that `pull_back` generates at a time
 class GraphHypernetwork(nn.Module):
     """GHN(G, a; φ): a network on the server that generates weights for many architectures.
 
-    Create it with :meth:`for_graphs`, which chooses its sizes. The network then accepts all graphs
-    whose tensors have known slots, whatever their sizes. A slot is a role of tensors: the argument
-    of an operator, and a number of dimensions.
+    Create it with :meth:`for_graphs`, which chooses its sizes. The network then accepts other
+    graphs, too, if the slot of each tensor (see :class:`DecoderSlot`) occurs in the first graphs.
+    The sizes of the tensors may differ.
 
     Args:
         vocabulary: The operators that the network distinguishes.
         largest: Dict from slot to the largest size of each dimension.
         width: Size of a node's features.
         hidden: Size of the decoders' hidden layers.
-        steps: Number of traversals in both directions (τ).
+        steps: Number of times that the graph is traversed forward and backward (τ).
         reach: Maximum length of a shortest path that becomes a virtual edge. With 1, the network
             uses only the graph's edges.
         bins: Maximum number of means that summarise a tensor for the encoder.
-        piece: Number of means in a piece; the encoder attends to all pieces.
-        decoders: ``tiled`` repeats a tile; ``low_rank`` sums outer products.
+        piece: Number of means in a token of the encoder, which is a Transformer.
+        decoders: Class of the decoders: ``tiled`` (:class:`Tiled`) or ``low_rank``
+            (:class:`LowRank`).
         tile: Maximum side length of a tile.
         rank: Number of terms in a sum of outer products.
         descriptor: Size of a client's descriptor (a_m). 0 if clients are not described.
@@ -67,7 +68,7 @@ class GraphHypernetwork(nn.Module):
             code of its tensors. ``concat``: by a linear layer whose input is both vectors. ``sum``:
             as the sum of both vectors and an embedding of the shape of the node's largest tensor.
         described: The tensors that the client's descriptor affects. ``all``: all tensors. ``head``:
-            those of the last operator that multiplies its input by a weight.
+            the tensors of the last operator that multiplies its input by a weight.
         shifts: Whether biases of norm layers are ``generated``, or stay on the client (``local``).
 
     Raises:
@@ -118,7 +119,7 @@ class GraphHypernetwork(nn.Module):
     def for_graphs(
         cls, graphs: Sequence[ArchGraph], *, seed: int = 0, **options: Any
     ) -> GraphHypernetwork:
-        """Create a hypernetwork for these graphs, with an embedding per operator and all decoders.
+        """Create a hypernetwork that can generate all tensors of these graphs.
 
         Args:
             graphs: Architectures to generate weights for.
@@ -144,7 +145,7 @@ class GraphHypernetwork(nn.Module):
             return cls(Vocabulary.of(graphs), largest, **options)
 
     def unset(self, graph: ArchGraph) -> Mapping[str, LocalRule | Literal["shift"]]:
-        """Return a dict from the name of each tensor that is not generated to the reason.
+        """Return the tensors that are not generated, as a dict from name to reason.
 
         Raises:
             GraphError: If a tensor that should be generated has no decoder.
@@ -171,7 +172,7 @@ class GraphHypernetwork(nn.Module):
             graphs: Each client's architecture.
             states: Each client's current weights (q_v), used without gradients.
             descriptor: Descriptors of each client's data, [clients, descriptor]. If the network
-                embeds clients' ids, their ids as int64 [clients] instead.
+                embeds clients' ids, pass the ids instead, int64 [clients].
 
         Returns:
             For each client, a dict from name to generated tensor. :meth:`unset` returns the names
@@ -219,7 +220,7 @@ class GraphHypernetwork(nn.Module):
                 shape.
 
         Source:
-            RecipFL, Eq. 4, which is printed with the opposite sign.
+            RecipFL, Eq. 4. The paper prints the equation with the opposite sign.
         """
         self.check(graphs, trained)
         codes = self._codes(graphs, states, descriptor)

@@ -72,7 +72,7 @@ def optimiser_state(network: nn.Module, optimiser: torch.optim.Optimizer) -> dic
 
 
 def with_state(network: nn.Module, optimiser: torch.optim.Optimizer, state: State) -> None:
-    """Set an optimiser's state to a copy of the result of :func:`optimiser_state`."""
+    """Copy the tensors that :func:`optimiser_state` returned into an optimiser's state."""
     parameters = dict(network.named_parameters())
     for path, value in state.items():
         key, _, name = path.partition("/")
@@ -86,7 +86,7 @@ def on_disk(state: State) -> dict[str, Tensor]:
     """Memory-map the tensors from a temporary file that is deleted with the last reference.
 
     The operating system reads data when they are used, and drops them from memory when memory is
-    short. The file has no name, so it is deleted however the process ends.
+    short. The file is deleted even if the process is killed.
 
     Args:
         state: Tensors on any devices.

@@ -23,7 +23,7 @@ class Verdict:
         path: The file.
         kind: Kind of the file (:mod:`archgraph.language.kinds`), or ``file`` if it cannot be read.
         error: The first mistake, if any.
-        note: A summary of its content.
+        note: A summary of the file.
     """
 
     path: Path
@@ -38,22 +38,22 @@ class Verdict:
 
     @property
     def unseen(self) -> bool:
-        """Whether only the form was checked, because the file names Python code without consent."""
+        """Whether only keys and values were checked, because Python code was not allowed to run."""
         return self.note.endswith(NOT_IMPORTED)
 
 
 def verdicts(paths: Iterable[str | os.PathLike[str]], *, python: bool = False) -> Iterator[Verdict]:
     r"""Check files of every kind, and yield one verdict per file, in order.
 
-    Builds and checks graphs, resolves families with all their clients, and configures strategies.
-    Finds every mistake that a run would report before its first round. Your own data is read. Data
-    sets that archgraph knows by name, such as ``mnist``, are not read: zeros of the same shape
-    replace their examples.
+    The check builds all graphs, including those of all clients of a family, and configures
+    strategies. It finds every mistake that a run would report before its first round. Your own data
+    is read. Data sets that archgraph knows by name, such as ``mnist``, are not read: the check uses
+    zeros of the same shape in place of their examples.
 
     Args:
         paths: Files, or folders. In a folder, all YAML files are checked, also in its subfolders.
-        python: Consent to run the Python code that files name. Without consent, only the form of
-            files that name such code is checked.
+        python: Whether the Python code that files name may be run. If False, only keys and values
+            are checked in files that name Python code.
 
     Raises:
         SpecError: If a path does not exist, or a folder does not contain a YAML file.

@@ -23,10 +23,11 @@ _GIVEN: ContextVar[bool] = ContextVar("python", default=False)
 
 @contextlib.contextmanager
 def allowed(python: bool = True) -> Iterator[None]:
-    """Allow files to name Python code inside this context; the code is imported and called.
+    """Allow importing and calling the Python code that files name, inside this context.
 
     Args:
-        python: If False, do nothing, so that the consent of an outer context still applies.
+        python: If False, this context changes nothing. Code that an outer context allows stays
+            allowed.
 
     Example:
         >>> with allowed():

@@ -204,10 +204,12 @@ def beside(
     loc: Place,
     kind: PathKind = "file",
 ) -> Path:
-    """Resolve a file or folder name, absolute or relative to the file that names it.
+    """Return the path of a file or folder that another file names.
+
+    A relative name is relative to the folder of the file that contains the name.
 
     Raises:
-        SpecError: If it does not exist.
+        SpecError: If the file or folder does not exist.
     """
     try:
         path = (Path(document.file).parent / Path(name).expanduser()).resolve()

@@ -49,12 +49,13 @@ def export(
             a second file with the suffix ``.data``, which models of 2 GiB and more require.
         optimize: For ONNX: fold constants and merge operators for deployment. Weights then lose
             their names, and the file cannot be loaded as the same graph.
-        verify: For ONNX: run the file in onnxruntime for two batch sizes, and compare the results
-            with PyTorch. If they differ, no file is written.
+        verify: For ONNX: run the file in onnxruntime with two batch sizes, and compare the results
+            with those of PyTorch.
 
     Raises:
-        GraphError: If ONNX cannot represent the graph; if the results of the file differ from those
-            of PyTorch; if the state does not match the graph. No file is written in these cases.
+        GraphError: If the graph cannot be expressed in ONNX, the results of the file differ from
+            those of PyTorch, or the state does not belong to the graph. An existing file at the
+            path is then not replaced.
         SpecError: If the path has another suffix.
         RunError: If the packages of ``archgraph[onnx]`` are not installed, or the file cannot be
             written.

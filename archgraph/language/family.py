@@ -140,11 +140,14 @@ class FamilySpec(FromFile):
 
     @property
     def weights(self) -> dict[Place, dict[str, torch.Tensor]]:
-        """Weights of models that were passed as Python objects: dict from place to weights."""
+        """Weights of models that were passed as Python objects.
+
+        Dict from the key of a model, such as ``("clients", 0, "model")``, to its state dict.
+        """
         return self._weights
 
     def sources(self) -> Iterator[Document]:
-        """Yield the models that the file names or contains, beginning with the global model."""
+        """Yield the model files that the family names and the models that it contains."""
         models: list[tuple[Place, ModelSource | None]] = [(("model",), self.model)]
         models += [(("clients", i, "model"), member.model) for i, member in enumerate(self.clients)]
         for loc, model in models:
@@ -191,7 +194,7 @@ class FamilySpec(FromFile):
         return self
 
     def rewrites(self) -> Iterator[Rewrites]:
-        """Yield the rewrites of the global model, then those of each kind of client."""
+        """Yield the rewrites of the global model, then the rewrites of each kind of client."""
         yield from (self.change, *self.clients)
 
     @property

@@ -35,18 +35,18 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 @dataclass(frozen=True, slots=True)
 class FileKind:
-    """A kind of file.
+    """A kind of YAML file, such as a model, a family or an experiment.
 
     Attributes:
         name: Name of the kind.
-        rank: Kinds of a lower rank are recognised first.
-        keys: Top-level keys that distinguish it from kinds of a higher rank.
-        schema: Function that returns its JSON schema.
+        rank: The kind of a file is the kind of lowest rank that matches the file.
+        keys: Top-level keys that distinguish files of this kind from kinds of a higher rank.
+        schema: Function that returns the JSON schema of files of this kind.
         mappings: Function that returns a dict from topic to pydantic model, for ``archgraph help``.
         check: Function that checks a file. It takes the path, and a cache that is shared by all
             files of one check. It returns a summary of the file, or raises an error. The summary
-            ends in :data:`NOT_IMPORTED` if only the form was checked, because Python code was not
-            run.
+            ends in :data:`NOT_IMPORTED` if only keys and values were checked, because the Python
+            code that the file names was not run.
     """
 
     name: str

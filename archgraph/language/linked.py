@@ -31,7 +31,7 @@ FirstWeights: TypeAlias = dict[str, torch.Tensor]
 
 
 def load_family(path: str | os.PathLike[str] | Mapping[str, object]) -> FamilySpec:
-    r"""Read a family file; :func:`archgraph.federation.family.resolve` builds the graphs.
+    r"""Read a family file. Its graphs are built by :func:`archgraph.federation.resolve`.
 
     Args:
         path: The file, or a dict with the same keys. In a dict, a model may also be a graph, or the
@@ -88,7 +88,7 @@ def read_experiment(
         weights: Dict from place to weights, for models that were passed as Python objects.
 
     Raises:
-        SpecError: If the experiment is invalid; names file, line and key.
+        SpecError: If the experiment is invalid. The message names file, line and key.
     """
     kind = kind_of(document.data)
     if kind in ("model", "family"):

@@ -46,20 +46,21 @@ def save(model: GraphLike | torch.nn.Module, path: str | os.PathLike[str]) -> No
     r"""Write an architecture as flat YAML, or a model with its weights as a folder.
 
     :func:`archgraph.load` returns exactly what was saved. A folder contains ``model.yaml``,
-    ``model.safetensors`` and ``archgraph.json``. An interrupted call does not leave an incomplete
-    folder at the path.
+    ``model.safetensors`` and ``archgraph.json``. The folder gets its name only after all files are
+    written.
 
     Args:
-        model: For a file, a graph. For a folder, a model with weights: the result of
-            :func:`archgraph.trace`, or a module returned by :func:`archgraph.build`.
-        path: A file with the suffix ``.yaml``, or a folder. If this function wrote a file or folder
-            to the same path before, it is replaced.
+        model: A graph, or a model with weights (the result of :func:`archgraph.trace`, or a module
+            from :func:`archgraph.build`). A folder requires a model with weights. A file contains
+            only the architecture.
+        path: A file with the suffix ``.yaml``, or a folder. An earlier file or folder that this
+            function wrote is replaced.
 
     Raises:
-        GraphError: If a name in the graph cannot be represented in the file, or the weights do not
-            match the graph.
-        SpecError: If the suffix is that of a file of weights; if the path is a folder, but the
-            model has no weights; if the folder contains other files.
+        GraphError: If a name in the graph cannot be written without loss, or the weights do not fit
+            the graph.
+        SpecError: If the file has the suffix of a weights file, the path is a folder but the graph
+            has no weights, or the folder contains other files.
         RunError: If the file or folder cannot be written.
 
     Example:
@@ -105,12 +106,12 @@ def check_ending(path: str | os.PathLike[str]) -> None:
 
 
 def load_graph(path: str | os.PathLike[str], choices: Choices | None = None) -> ArchGraph:
-    """Return the architecture in a model file of any form, or in a transformers folder.
+    """Return the architecture in a model file, or in a model folder of the transformers package.
 
     Raises:
-        SpecError: If the file cannot be understood; names file, line and key.
+        SpecError: If the file cannot be understood. The message names file, line and key.
         TraceError: If the file names a Python model that cannot be captured.
-        GraphError: If a folder is not a transformers folder.
+        GraphError: If a folder does not contain a transformers model.
     """
     if is_transformers(Path(path)):
         return load_folder(path)[0]
@@ -140,7 +141,7 @@ def load_model(
     """Return the graph of a model file, and its weights if it has any.
 
     Raises:
-        SpecError: If the file cannot be understood; names file, line and key.
+        SpecError: If the file cannot be understood. The message names file, line and key.
         TraceError: If the file names a Python model that cannot be captured.
     """
     graph, state = _read(document, choices)

@@ -50,7 +50,7 @@ def _course(optimiser: LibraryClass, schedule: LibraryClass, rounds: int, steps:
 
 
 class LocalOptions(Base):
-    """Options of local training, for the run or for one kind of client.
+    """Options of local training, for all clients of a run or for one kind of client.
 
     Example:
         >>> halves = {"MultiStepLR": {"milestones": ["$rounds // 2"]}}
@@ -136,7 +136,7 @@ class LocalOptions(Base):
     )
 
     def consistent(self) -> LocalOptions:
-        """Check that the options of a run or of a client are consistent, and return them.
+        """Check that these options are consistent, and return them.
 
         Raises:
             Mistake: If one of the options would be ignored.
@@ -154,7 +154,7 @@ class LocalOptions(Base):
 
     @property
     def chosen(self) -> LibraryClass:
-        """The optimiser, written as ``optimiser`` or in the short form (``lr``, ``momentum``, …).
+        """The optimiser: ``optimiser`` if set, else SGD with ``lr`` and the other options of SGD.
 
         >>> LocalOptions(lr=0.1, momentum=0.9).chosen.plain()
         {'SGD': {'lr': 0.1, 'momentum': 0.9}}
@@ -169,15 +169,16 @@ class LocalOptions(Base):
     def tuning(self) -> LocalOptions:
         """Return the options for fine-tuning before a test.
 
-        Fine-tuning uses a constant learning rate and all examples, without the proximal term.
+        Fine-tuning uses a constant learning rate, all examples, and no proximal term.
         """
         of_rounds = {"schedule": None, "over": None, "proximal": None}
         return self.model_copy(update={**of_rounds, "fraction": 1.0})
 
     def changed(self, changes: LocalOptions) -> LocalOptions:
-        """Return these options, overridden by the options of a kind of client.
+        """Return a copy in which the options set in ``changes`` replace these options.
 
-        A changed optimiser also replaces all arguments of the previous optimiser.
+        If ``changes`` sets ``optimiser``, then ``lr``, ``momentum`` and ``weight_decay`` of these
+        options are dropped.
 
         Raises:
             Mistake: If the result is inconsistent.
@@ -199,7 +200,7 @@ class LocalOptions(Base):
         Args:
             round: The round, counted from 1.
             rounds: Number of rounds.
-            step: The step in the round, counted from 1. Ignored if `over` is not set.
+            step: The step in the round, counted from 1. Ignored if ``over`` is not set.
             steps: Number of steps in the round.
         """
         if self.schedule is None:

@@ -26,21 +26,20 @@ from archgraph.states.importance import Importance
 def rewrite(graph: ArchGraph, /, *, verify: bool = False, **rewrites: object) -> Rewritten:
     """Apply several rewrites to a graph.
 
-    The keywords are the keys that a client may have in a family file. The order of the keywords
-    does not matter: rewrites that change the depth are applied first, then those that change the
-    width, then those that add layers. To apply rewrites in another order, compose them with ``>>``.
+    Keywords have the names and values of a client's keys in a family file. The order of the
+    keywords does not matter: rewrites of depth are applied first, then of width, then additions, as
+    listed by ``archgraph help``. For another order, compose single rewrites with ``>>``.
 
     Args:
         graph: The architecture.
-        verify: Passed to each rewrite: check what it guarantees, for example that the function is
-            the same.
-        **rewrites: For each rewrite, the same value as in a file: the first argument of the
-            rewrite's function, a dict of its arguments, or True. The keyword ``python`` takes a
-            dict from your own rewrites, such as ``"package.module:function"``, to their values.
-            Rewrites with the value None or False are not applied.
+        verify: Whether to check the guarantee of each rewrite.
+        **rewrites: The keyword is the name of a rewrite. The value is the first argument of its
+            function, a dict of options, or True. The keyword ``python`` is for your own rewrites:
+            its value is a dict from ``"package.module:function"`` to such a value. Keywords with
+            the value None or False are ignored.
 
     Raises:
-        SpecError: If a rewrite is unknown or a value is invalid.
+        SpecError: For an unknown rewrite, or an invalid value.
         RewriteError: If a rewrite cannot be applied. The message names the keyword.
 
     Example:

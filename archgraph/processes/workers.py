@@ -106,7 +106,8 @@ class Workers:
         """Return whether the next call should run in a worker process.
 
         Args:
-            again: Whether workers wait, since the same function will be called again.
+            again: Whether the same function will be called again. Worker processes then stay alive
+                between calls.
         """
         long = self._seconds >= (LEAST_AGAIN if again else LEAST)
         needed = self.limited or bool(self.devices)

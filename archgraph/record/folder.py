@@ -427,7 +427,7 @@ def _rounds(facts: Mapping[str, Json]) -> int:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Json]]:
-    """Return the complete lines of ``metrics.jsonl``; a truncated last line is ignored.
+    """Return the complete lines of ``metrics.jsonl``. A truncated last line is ignored.
 
     Raises:
         RunError: If another line is damaged.

@@ -40,13 +40,13 @@ class Beginning:
 
 
 class Tracker(Protocol):
-    """An object that receives every line of `metrics.jsonl`. Its errors do not stop the run."""
+    """An object that receives every line of ``metrics.jsonl``. Its errors do not stop the run."""
 
     def begin(self, run: Beginning) -> None:
         """Handle the start or the resumption of a run."""
 
     def round(self, line: Mapping[str, Json]) -> None:
-        """Handle the end of a round; ``line`` is as in `metrics.jsonl`."""
+        """Handle the end of a round. ``line`` is the round's line of ``metrics.jsonl``."""
 
     def end(self) -> None:
         """Handle the end of the run, which may have been interrupted."""

@@ -14,7 +14,7 @@ _ALIGNED = 512
 
 
 def to_device(value: Tensor, device: torch.device | str) -> Tensor:
-    """Copy a tensor to a device; copies to a GPU are asynchronous, from page-locked memory.
+    """Copy a tensor to a device. Copies to a GPU are asynchronous, from page-locked memory.
 
     >>> to_device(torch.ones(2), "cpu")
     tensor([1., 1.])

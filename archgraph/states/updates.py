@@ -34,13 +34,13 @@ class Update(NamedTuple):
     """A client's update, with its weights and masks for the average.
 
     Attributes:
-        transfer: Transfer from the global state to the client's.
+        transfer: Linear map from the global state to the client's state.
         state: The client's state after training.
-        weight: Weight of this client relative to the others.
-        scales: Dict from the client's parameter to a factor on its values, which does not affect
-            the divisor of the mean.
-        rows: Dict from the client's parameter to a vector with a 1 for each row that counts and a 0
-            for all other rows.
+        weight: Weight of this client, relative to the weights of other clients.
+        scales: Dict from parameter name to a factor. The client's values of this parameter are
+            multiplied by the factor. The divisor of the mean does not contain the factor.
+        rows: Dict from parameter name to a vector with one number per row of the parameter: 1 if
+            the row is averaged, else 0.
         unmerged: Names of the client's parameters and buffers that are not averaged. They may be
             missing in the state.
     """

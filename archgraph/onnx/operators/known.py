@@ -185,7 +185,7 @@ def symbolic(value: object) -> bool:
 
 
 def known_tensor(value: Known) -> Tensor:
-    """Convert a NumPy array to a tensor; symbols for batch sizes remain symbols."""
+    """Return a tensor with the values of an array, whose elements may be ``torch.SymInt``."""
     if symbolic(value):
         return torch.stack(
             [torch.scalar_tensor(item, dtype=torch.int64) for item in value.ravel()]
