@@ -52,9 +52,9 @@ def view(
     neighbouring blocks are shown once, with a count. The page shows shapes, parameters, MACs and
     axes of each part. It also shows why an axis cannot be cut, and what would change that. For a
     family, the page shows which channels each client has; for a run, the changes of each round. Up
-    to four subjects are shown side by side. If more subjects are passed, only the first one is
-    shown at first. For a family, the global graph is shown at first, and the graphs of clients can
-    be added.
+    to four subjects are shown side by side. If more subjects are passed, the page opens with the
+    first subject only. For a family, the page opens with the global graph, and the graphs of
+    clients can be added.
 
     Args:
         subject: A graph, a family, a parsed family file, or a run
