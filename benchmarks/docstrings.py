@@ -12,32 +12,27 @@ import importlib
 import importlib.metadata
 import inspect
 import random
-from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 
 
-def exported() -> Iterator[tuple[str, object]]:
-    """Yield the full name and the value of each exported name and strategy."""
-    for stub in sorted(ROOT.glob("archgraph/**/__init__.pyi")):
-        module = importlib.import_module(".".join(stub.parent.relative_to(ROOT).parts))
-        yield from ((f"{module.__name__}.{name}", getattr(module, name)) for name in dir(module))
-    for entry in sorted(importlib.metadata.entry_points(group="archgraph.strategies")):
-        yield entry.value, entry.load()
-
-
 def documented() -> dict[str, str]:
     """Return a dict from name to docstring, for exported names and public methods."""
+    stubs = [stub.parent.relative_to(ROOT).parts for stub in ROOT.glob("archgraph/**/__init__.pyi")]
+    modules = [importlib.import_module(".".join(parts)) for parts in sorted(stubs)]
+    named = [
+        (f"{module.__name__}.{n}", getattr(module, n)) for module in modules for n in dir(module)
+    ]
+    strategies = importlib.metadata.entry_points(group="archgraph.strategies")
+    named += sorted((entry.value, entry.load()) for entry in strategies)
     found = {}
-    for name, value in exported():
+    for name, value in named:
         inner = vars(value) if inspect.isclass(value) else {}
-        methods = {f"{name}.{key}": of for key, of in inner.items() if not key.startswith("_")}
-        for full, one in {name: value, **methods}.items():
-            if (inspect.isroutine(one) or inspect.isclass(one) or isinstance(one, property)) and (
-                text := inspect.cleandoc(one.__doc__ or "")
-            ):
-                found[full] = text
+        for key, one in {"": value, **inner}.items():
+            shown = inspect.isroutine(one) or inspect.isclass(one) or isinstance(one, property)
+            if shown and one.__doc__ and not key.startswith("_"):
+                found[f"{name} {key}"] = inspect.cleandoc(one.__doc__)
     return found
 
 

@@ -91,8 +91,8 @@ class Alignment:
 
         Raises:
             RewriteError: If the larger graph does not contain the client. The message names the
-                first part of the client without a counterpart, or the first tensor that is larger
-                than its counterpart.
+                first part of the client without a counterpart, or the first tensor that
+                cannot be cut from its counterpart.
         """
         where = self.client.name or "client graph"
         for item in self.unmatched:

@@ -101,10 +101,11 @@ class Division:
 
 
 class Coverage(Mapping[str, Tensor]):
-    """Read-only dict from parameter or buffer to the total weight of the updates at each value.
+    """Read-only dict from tensor name to the total weight of the clients that have each value.
 
-    The weights are float64 tensors, which are computed on access from a sum of outer products. If
-    all values of a tensor have the same weight, the result is one number, expanded to the shape.
+    The weights of a parameter or buffer are a float64 tensor of the same shape. It is computed on
+    access from a sum of outer products. If all values have the same weight, the tensor is an
+    expanded view of one number.
 
     Args:
         shapes: Dict from name to shape.

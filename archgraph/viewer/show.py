@@ -48,13 +48,13 @@ def view(
 ) -> str:
     """Write an interactive HTML page of one or several architectures.
 
-    The page is a single file that loads no other files. Sections, blocks and operators open on a
-    click. Equal neighbouring blocks are shown once, with a count. The page shows shapes,
-    parameters, MACs and axes of each part. If an axis cannot be cut, the page shows the reason and
-    possible remedies. For a family, the page shows which channels each client has. For a run, the
-    page shows the changes of each round. Up to four graphs open side by side. If there are more
-    than four, only the first graph opens. For a family, the global graph opens first, and the
-    reader can add the graphs of clients.
+    The page is a single file that works offline. A click opens a section, block or operator. Equal
+    neighbouring blocks are shown once, with a count. The page shows shapes, parameters, MACs and
+    axes of each part. It also shows why an axis cannot be cut, and what would change that. For a
+    family, the page shows which channels each client has; for a run, the changes of each round. Up
+    to four subjects are shown side by side. If more subjects are passed, the page opens with the
+    first subject only. For a family, the page opens with the global graph, and the graphs of
+    clients can be added.
 
     Args:
         subject: A graph, a family, a parsed family file, or a run
