@@ -103,9 +103,9 @@ def compare(
 
     With --output, each plot is written at the column width of a paper, with a font size of at least
     7 points and the legend below the axes: FOLDER/average.pdf, FOLDER/worst.pdf, …. `average` and
-    `worst` plot the mean and the worst metric of the submodels over the rounds. `bytes` and `macs`
-    plot the mean metric over the bytes sent and over the MACs computed. `time` plots the seconds
-    per round.
+    `worst` plot the mean and the worst metric of the submodels against the round. `bytes` and
+    `macs` plot the mean metric against the bytes sent and the MACs computed. `time` plots the
+    seconds per round.
     """
     from archgraph.engine.address import Address
 

@@ -157,8 +157,8 @@ def draw(
     detail: Annotated[
         Literal["section", "block", "node"],
         typer.Option(
-            help="Level of detail. section: a box per block; block: a box per layer; node: a "
-            "box per operator."
+            help="Level of detail. section: one box for each block; block: one box for each layer; "
+            "node: one box for each operator."
         ),
     ] = "block",
     fold: Annotated[

@@ -85,9 +85,9 @@ def rewrite(
     """Rewrite a model to another architecture.
 
     Each rewrite has an option; the options below are in the order in which rewrites are applied.
-    The value of an option is the same as in a family file; KEY=VALUE sets one key of a mapping:
-    --take 0.5, --take layer1.*=0.5, --take 'sizes={heads: 4}'. `archgraph help NAME` explains a
-    rewrite.
+    The value of an option is written as in a family file, e.g. --take 0.5. KEY=VALUE sets one key
+    of a mapping, e.g. --take layer1.*=0.5 or --take 'sizes={heads: 4}'. `archgraph help NAME`
+    explains a rewrite.
 
     Prints the new sizes next to the old sizes. --output writes the new architecture. This file
     contains the new sizes, but not which positions (indices along an axis, such as channels) were

@@ -123,7 +123,8 @@ SHIPPED: tuple[RewriteRow, ...] = (
     ),
     RewriteRow(
         "graft", "archgraph.rewrites.graft:graft", "OrderBySection",
-        "Add copies of a section's last block to the section, or copy its blocks in a given order.",
+        "Copy a section's last block until the section has the given number of blocks, "
+        "or list the section's blocks in a new order, with repetitions.",
         "{layer2: 4}", "skipping the copies restores the graph",
     ),
     RewriteRow(
@@ -178,8 +179,8 @@ SHIPPED: tuple[RewriteRow, ...] = (
     ),
     RewriteRow(
         "add_exits", "archgraph.rewrites.exits:add_exits", "HeadBySection",
-        "Add early-exit classifiers after sections or blocks, each with "
-        "a number of classes or a list of layers.",
+        "Add early-exit classifiers after sections or blocks. "
+        "The value for each is a number of classes, or a list of layers.",
         "{layer1: 10}", "main output unchanged",
     ),
     RewriteRow(
