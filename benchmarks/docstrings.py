@@ -1,7 +1,7 @@
 """Docstrings of public names, drawn at random, for a reader to judge.
 
-``python -m benchmarks.docstrings --seed 1 --count 100`` prints them with their names. Public are
-the names in the reference: those that packages export in ``__init__.pyi``, all strategies, and the
+``python -m benchmarks.docstrings --seed 1`` prints a hundred with their names. Public are the names
+in the reference: those that packages export in ``__init__.pyi``, all strategies, and the
 methods of both without a leading underscore.
 """
 
@@ -12,37 +12,35 @@ import importlib
 import importlib.metadata
 import inspect
 import random
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 
 
-def documented() -> dict[str, str]:
-    """Return a dict from name to docstring, for exported names and public methods."""
+def documented() -> Iterator[tuple[str, str]]:
+    """Yield name and docstring of exported names and public methods."""
     stubs = [stub.parent.relative_to(ROOT).parts for stub in ROOT.glob("archgraph/**/__init__.pyi")]
     modules = [importlib.import_module(".".join(parts)) for parts in sorted(stubs)]
     named = [
         (f"{module.__name__}.{n}", getattr(module, n)) for module in modules for n in dir(module)
     ]
-    strategies = importlib.metadata.entry_points(group="archgraph.strategies")
-    named += sorted((entry.value, entry.load()) for entry in strategies)
-    found = {}
+    entries = importlib.metadata.entry_points(group="archgraph.strategies")
+    named += sorted((entry.value, entry.load()) for entry in entries)
     for name, value in named:
         inner = vars(value) if inspect.isclass(value) else {}
         for key, one in {"": value, **inner}.items():
             shown = inspect.isroutine(one) or inspect.isclass(one) or isinstance(one, property)
             if shown and one.__doc__ and not key.startswith("_"):
-                found[f"{name} {key}"] = inspect.cleandoc(one.__doc__)
-    return found
+                yield f"{name} {key}", inspect.cleandoc(one.__doc__)
 
 
 def main() -> None:
     """Print docstrings drawn without replacement."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--seed", type=int, required=True)
-    options.add_argument("--count", type=int, default=100)
-    args = options.parse_args()
-    for name, text in random.Random(args.seed).sample([*documented().items()], args.count):
+    seed = options.parse_args().seed
+    for name, text in random.Random(seed).sample([*documented()], 100):
         print(f"=== {name}\n{text}\n")
 
 

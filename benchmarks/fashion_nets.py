@@ -12,7 +12,6 @@ import argparse
 import hashlib
 import math
 import os
-import time
 from pathlib import Path
 
 import torch
@@ -55,7 +54,6 @@ def main() -> None:
         steps = (len(data.train.targets) - FIRST) // BATCH
         optimiser = torch.optim.AdamW(net.parameters(), lr=rate)
         schedule = OneCycleLR(optimiser, rate, total_steps=arguments.epochs * steps, pct_start=0.1)
-        began = time.monotonic()
         net.train()
         for _ in range(arguments.epochs):
             for rows in torch.randperm(steps * BATCH).split(BATCH):
@@ -76,8 +74,7 @@ def main() -> None:
         content = save({name: tensor.contiguous() for name, tensor in net.state_dict().items()})
         (arguments.out / f"{name}.safetensors").write_bytes(content)
         digest = hashlib.sha256(content).hexdigest()[:16]
-        spent = time.monotonic() - began
-        print(f"{name}: accuracy {accuracy:.4f} in {spent:.0f} s; sha256 {digest}", flush=True)
+        print(f"{name}: accuracy {accuracy:.4f}; sha256 {digest}", flush=True)
 
 
 if __name__ == "__main__":

@@ -334,7 +334,7 @@ def test_short_and_long_forms_are_one():
 
 def test_rounds_that_are_too_small_for_krum_are_refused():
     with pytest.raises(
-        RunError, match=r"aggregate.krum: too few clients.*5, of which 2.*7 or more"
+        RunError, match=r"aggregate.krum: too few clients.*5 clients, of which 2.*7 or more"
     ):
         prepare(spec("{krum: 0.4}"))
     assert prepare(spec("{krum: 0.3}")).sampled == 5

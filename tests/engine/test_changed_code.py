@@ -102,7 +102,9 @@ def test_where_the_change_makes_another_experiment_the_refusal_names_it(go: Call
     wide = MODULES["net57"].replace(
         "torch.nn.Linear(64, 10)", "torch.nn.Linear(64, 10, bias=False)"
     )
-    with pytest.raises(RunError, match=r"found family\.c\.graph: .*; undo the change of net57, or"):
+    with pytest.raises(
+        RunError, match=r"found family\.c\.graph: .*; undo the changes in net57, or"
+    ):
         go(2, net57=wide)
     assert not named(go(2))
 

@@ -139,7 +139,7 @@ def test_what_does_not_fit_is_named(place: Path, old: str, new: str, message: st
 def test_tensors_may_be_left_out_and_stars_have_to_agree(place: Path):
     left = first(place, ", fc: head.linear}", '}\n  unused: ["fc.*"]')
     assert torch.equal(left["body.linear.bias"], tensors()["body.fc.bias"])
-    with pytest.raises(ag.SpecError, match=r"weights\.rename.* has another number of \*"):
+    with pytest.raises(ag.SpecError, match=r"weights\.rename.* must have as many \*"):
         first(place, '"b*.linear"', "body.linear")
     save_file(
         {**tensors(), "body.fc.bias": torch.full((16,), torch.nan)}, place / "nan.safetensors"

@@ -358,7 +358,7 @@ def test_fields_of_what_is_returned_are_checked(experiment, mean):
     for change, message in [
         ({"graph": "net"}, r"Mine\.send: Task\.graph: .*found str; expected ArchGraph"),
         ({"state": {"5.bias": [0.0]}}, r"Task\.state\['5\.bias'\]: .*found list; expected Tensor"),
-        ({"values": {"a": {1j}}}, r"Task\.values\['a'\]: .*found set; expected a plain value"),
+        ({"values": {"a": {1j}}}, r"Task\.values\['a'\]: .*found set; expected a JSON value"),
         (
             {"values": {"a": [{1: 2}]}},
             r"Task\.values\['a'\]: .*a JSON value whose keys are strings",

@@ -62,7 +62,7 @@ def test_what_no_mean_reaches_stays_with_its_client(
 @pytest.mark.parametrize(
     ("strategy", "added", "message"),
     [
-        ("fedadp", "adapters", r"body.0.adapter.down.weight: entry has no counterpart"),
+        ("fedadp", "adapters", r"body.0.adapter.down.weight: the global model has no such"),
         ("nefl", "steps", r"the strategy cannot use weights that the global model lacks"),
     ],
 )

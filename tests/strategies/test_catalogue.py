@@ -111,7 +111,7 @@ def test_a_shared_option_has_one_sentence_and_a_method_may_say_it_in_its_own_way
         return one.sentence
 
     sentences = [sentence(name, "norm") for name in ("fedavg", "fedfa", "scalefl")]
-    assert len(set(sentences)) == 1 and "recomputed for evaluation" in sentences[0]
+    assert len(set(sentences)) == 1 and "computed before each test" in sentences[0]
     assert "window moves" in sentence("fedrolex", "norm")
     assert sentence("fedrolex", "mask_absent") == sentence("standalone", "mask_absent")
 

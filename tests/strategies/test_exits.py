@@ -99,7 +99,7 @@ def test_distillation_rises_over_a_share_of_the_rounds_or_a_number_of_them(
 
 @pytest.mark.parametrize("ramp", [0, -1, 1.5, 300.25])
 def test_a_ramp_is_a_share_or_a_whole_number_of_rounds(ramp):
-    expected = "above 0" if ramp <= 0 else "a share of the rounds .* or a whole number of rounds"
+    expected = "above 0" if ramp <= 0 else "a fraction .* or a whole number of rounds"
     with pytest.raises(ag.SpecError, match=rf"strategy.depthfl.ramp: .*; expected {expected}"):
         configure("depthfl", {"ramp": ramp})
 

@@ -165,7 +165,7 @@ def test_what_does_not_belong_to_the_examples_is_refused(lab, world, name, chang
     extras = dict(task.program(lab.work_of(task, lab.toy(0, 6), ONE_STEP)).extras)
     extras[name] = change(extras[name])
     result = task.result(Outcome(task.state, extras=extras), 6)
-    with pytest.raises(ag.RejectedUpdate, match=f"client 0: {name}: does not belong"):
+    with pytest.raises(ag.RejectedUpdate, match=f"client 0: {name}: does not match"):
         strategy.examine(world, result)
 
 
