@@ -132,8 +132,8 @@ class RewriteError(ArchGraphError):
     """A rewrite cannot be applied to a graph, or its result would be wrong.
 
     Attributes:
-        tied: Names of axes that must be cut together with an axis that was cut, because the model's
-            configuration has one number for all of their sizes. Empty for other errors.
+        tied: Names of axes that must also be cut, because one number in the model's configuration
+            sets the size of these axes and of an axis that was cut. Empty for other errors.
     """
 
     tied: frozenset[str] = frozenset()
