@@ -110,9 +110,8 @@ class TraceError(ArchGraphError):
 class Inexpressible(TraceError):
     """A module's ``forward`` contains an operation that a graph cannot represent.
 
-    Examples are a branch that depends on the values of a tensor, a size that depends on such
-    values, and an operator outside ATen. Compute the same result with other operations, if
-    possible.
+    Examples are an operator outside ATen, and a branch or a size that depends on the values of a
+    tensor. Compute the same result with other operations, if possible.
     """
 
 

@@ -78,15 +78,15 @@ def fit(
             - ``free``: Every axis has its own size, including the width of heads. Axes are widened
               until none can be wider. (Up to 5 % of a memory budget may remain unused.)
         importance: Scores, or a file of scores. The positions with the highest scores are kept
-            instead of the first positions. With ``nested`` and ``free``, half of an axis then means the
-            positions that have half of the axis' total score. The blocks with the lowest scores are
-            removed first.
+            instead of the first positions. With ``nested`` and ``free``, half of an axis then means
+            the best positions that together have half of the axis' total score. The blocks with the
+            lowest scores are removed first.
         multiple: Make sizes multiples of this number, because hardware computes with such sizes
             faster. Axes shorter than twice ``multiple``, numbers of heads, and axes that are not
             cut are not rounded.
         keep: Names, roles or patterns of axes that keep their size, and names of blocks that are
-            not removed. The name of a block also selects the axes inside the block. The
-            axis of the block's input and output is not selected, because other blocks share it.
+            not removed. The name of a block also selects the axes inside the block. The axis
+            of the block's input and output is not selected, because other blocks share it.
         skip: Names or patterns of blocks that may be removed if necessary; ``"*"`` for all
             removable blocks. ``keep`` takes precedence.
         like: The original model of transformers (the model that was traced, or its folder) or of

@@ -63,8 +63,8 @@ def draw(
         cover: Result of :func:`archgraph.display.cover.coverage`. Blocks with different coverage
             are drawn separately.
         detail: `node` draws a box for each operator. `block` draws an operator without weights in
-            the same box as the operator before it. `section` draws a frame for each
-            section and a box for each block.
+            the same box as the operator before it. `section` draws a frame for each section and a
+            box for each block.
         fold: Whether equal neighbouring blocks are drawn once, with a count.
         title: Heading. If empty, there is no heading. Default: the graph's name.
         legend: Whether to explain marks and colours below the heading.

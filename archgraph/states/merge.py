@@ -208,10 +208,10 @@ class Merger:
             parameters and the tensors that :func:`.unsummable` returns keep exactly their old
             values.
         state: The old global state.
-        dtype: Minimum precision of the sums. With float64, the order of the clients changes means
-            of float32 values at most by a rounding error in the last digit. The largest weight may
-            also be more than ``2**80`` times the smallest. However, adding takes several times as
-            long.
+        dtype: Minimum precision of the sums. With float64, another order of the clients changes the
+            means of float32 values by at most a rounding error in the last digit. The largest
+            weight may then be more than ``2**80`` times the smallest weight. Adding takes several
+            times as long.
         wait: Number of bytes up to which updates are collected. Collected updates are added
             together, which is faster. Do not change the tensors of an update before :meth:`result`.
 
