@@ -110,9 +110,8 @@ class TraceError(ArchGraphError):
 class Inexpressible(TraceError):
     """A module's ``forward`` contains an operation that a graph cannot represent.
 
-    Examples are a branch that depends on the values of a tensor, a size that depends on such
-    values, and an operator outside ATen. Compute the same result with other operations, if
-    possible.
+    Examples are an operator outside ATen, and a branch or a size that depends on the values of a
+    tensor. Compute the same result with other operations, if possible.
     """
 
 
@@ -132,8 +131,8 @@ class RewriteError(ArchGraphError):
     """A rewrite cannot be applied to a graph, or its result would be wrong.
 
     Attributes:
-        tied: Names of axes that must be cut together with an axis that was cut, because the model's
-            configuration has one number for all of their sizes. Empty for other errors.
+        tied: Names of axes that must also be cut, because one number in the model's configuration
+            sets the size of these axes and of an axis that was cut. Empty for other errors.
     """
 
     tied: frozenset[str] = frozenset()

@@ -246,7 +246,7 @@ def axes(graph: ArchGraph) -> Axes:
             cannot be cut. The reason for the pin names the operator.
 
     Returns:
-        The axes, and for each dimension of a tensor the axes of which the dimension consists.
+        The axes, and for each dimension of a tensor the axes that form this dimension.
 
     Example:
         >>> import torch

@@ -18,7 +18,7 @@ class Layer:
             an empty name.
         kind: Description without names: the operator, its arguments, and the roles and types of its
             parameters and buffers. A parameter that an earlier layer also uses (tied weights)
-            appears as a number.
+            appears as a number: its index in the order of first use.
         entries: Names of the parameters and buffers that no earlier layer uses, in argument order.
     """
 
@@ -32,7 +32,7 @@ class Layer:
 def layers(graph: ArchGraph) -> tuple[Layer, ...]:
     """Return the layers in topological order.
 
-    Every parameter and buffer belongs to exactly one layer: the first that uses it.
+    Every parameter and buffer belongs to exactly one layer, the first layer that uses it.
 
     Args:
         graph: The architecture.

@@ -162,10 +162,11 @@ def exits(graph: ArchGraph) -> tuple[str, ...]:
 
 @takes_graph
 def label_rows(graph: ArchGraph, classes: int) -> tuple[str, ...]:
-    """Return the names of the parameters with one row per label: classifier and embeddings.
+    """Return the names of the parameters of classifiers and embeddings with one row per label.
 
-    The first dimension of these parameters has size ``classes``. It is the dimension of the labels
-    in an output of the model, or the dimension from which an embedding selects rows.
+    A row is a slice along the first dimension, which has size ``classes``. The first dimension must
+    also be a dimension of an output of the model, as in a classifier, or an operator must select
+    rows by integers, as in an embedding.
 
     Args:
         graph: The architecture.

@@ -72,21 +72,21 @@ def fit(
             - ``uniform``: The same fraction of every width is kept, as in :func:`archgraph.take`.
               In sections in which blocks may be removed, the same fraction of the blocks is kept.
               Attention keeps whole heads.
-            - ``nested``: Like ``uniform``, but single axes have the next larger size if the budget
-              allows it. The submodel for a smaller budget is a part of the submodel for a larger
-              budget.
+            - ``nested``: Like ``uniform``, but some axes may be one step larger if the budget
+              allows this. The submodel for a smaller budget is a part of the submodel for a
+              larger budget.
             - ``free``: Every axis has its own size, including the width of heads. Axes are widened
               until none can be wider. (Up to 5 % of a memory budget may remain unused.)
         importance: Scores, or a file of scores. The positions with the highest scores are kept
             instead of the first positions. With ``nested`` and ``free``, half of an axis then means
-            half of the axis' total score instead of half of its positions. The blocks with the
+            the best positions that together have half of the axis' total score. The blocks with the
             lowest scores are removed first.
-        multiple: Make sizes multiples of this number, which hardware prefers. This does not apply
-            to numbers of heads, to axes shorter than twice this number, and to axes that are not
-            cut.
+        multiple: Make sizes multiples of this number, because hardware computes with such sizes
+            faster. Axes shorter than twice ``multiple``, numbers of heads, and axes that are not
+            cut are not rounded.
         keep: Names, roles or patterns of axes that keep their size, and names of blocks that are
-            not removed. The name of a block also selects the axes inside the block. It does not
-            select the axis of the block's input and output, which other blocks share.
+            not removed. The name of a block also selects the axes inside the block. The axis
+            of the block's input and output is not selected, because other blocks share it.
         skip: Names or patterns of blocks that may be removed if necessary; ``"*"`` for all
             removable blocks. ``keep`` takes precedence.
         like: The original model of transformers (the model that was traced, or its folder) or of

@@ -162,8 +162,8 @@ def explain(graph: ArchGraph, name: str | None = None) -> Explanation:
             pattern such as ``layer1.*``. Default: all axes and blocks.
 
     Returns:
-        The explanation. Its method `tables()` returns the explanation as tables, its method
-        `plain()` as JSON values.
+        The explanation. The method `tables()` returns the explanation as tables. The method
+        `plain()` returns the explanation as JSON values.
 
     Raises:
         ArchGraphError: If no part has this name. The message lists similar names.

@@ -53,8 +53,8 @@ def draw(
     Sections and blocks are nested frames. Equal neighbouring blocks are drawn once, with a count
     (`×12`). Arrows show shapes without the batch axis. Parts that are used only in training are
     dashed. With `cover`, each block shows the number of clients that train it, and the fraction of
-    its weights that clients have on average. The colour of the block's boxes shows the same
-    fraction.
+    its weights that clients have on average. The colour of the block's boxes shows this
+    fraction, too.
 
     Args:
         graph: The architecture.
@@ -63,7 +63,8 @@ def draw(
         cover: Result of :func:`archgraph.display.cover.coverage`. Blocks with different coverage
             are drawn separately.
         detail: `node` draws a box for each operator. `block` draws an operator without weights in
-            the same box as the operator before it. `section` draws a box for each block.
+            the same box as the operator before it. `section` draws a frame for each section and a
+            box for each block.
         fold: Whether equal neighbouring blocks are drawn once, with a count.
         title: Heading. If empty, there is no heading. Default: the graph's name.
         legend: Whether to explain marks and colours below the heading.

@@ -24,8 +24,7 @@ def load(
         choices: For a YAML file, values of the model's ``choices``, e.g. ``{"stage1.depth": 4}``.
             For an ONNX file, sizes of dimensions, e.g. ``{"batch": "open", "length": 128}``. A
             number fixes a dynamic dimension; ``"open"`` makes a fixed dimension dynamic.
-        python: If True, allow running the Python code to which the file or the files of the run
-            refer.
+        python: If True, Python code to which the model file or the run refers may be executed.
 
     Returns:
         For a YAML file, the graph. For files with weights (ONNX, a folder, ``RUN:NAME``), a graph

@@ -137,7 +137,7 @@ class Node:
 
     @property
     def moded(self) -> bool:
-        """Whether an argument differs between training and evaluation."""
+        """Whether any argument has different values in training and in evaluation."""
         return any(isinstance(item, Mode) for _, value in self.args for item in nested(value))
 
     @property
@@ -167,11 +167,11 @@ class Node:
                 yield from (item for item in walk(value) if isinstance(item, (Ref, Leaf)))
 
     def uses(self) -> Iterator[str]:
-        """Yield the names of nodes whose results are used, in argument order; names may repeat."""
+        """Yield the names of the nodes whose results are arguments; names may repeat."""
         return (item.name for item in self.operands() if isinstance(item, Ref))
 
     def leaves(self) -> Iterator[str]:
-        """Yield the used parameters, buffers and constants, in argument order; names may repeat."""
+        """Yield the parameters, buffers and constants that are arguments; names may repeat."""
         return (item.name for item in self.operands() if isinstance(item, Leaf))
 
     def __str__(self) -> str:
@@ -199,10 +199,10 @@ class ArchGraph:
             the results in training and in evaluation differ, a ``Mode`` with both.
         updates: Pairs ``(buffer, value)`` for the buffers to which ``forward`` assigns a value. If
             the value is ``None`` for training or for evaluation, ``forward`` does not change the
-            buffer there.
-        sections: The user's sections, ``(name, (block, ...))``. A section without blocks
-            contains the nodes whose scope starts with its name. Default: an analysis finds the
-            sections.
+            buffer in this mode.
+        sections: The user's sections, as pairs ``(name, (block, ...))`` of a name and the names of
+            blocks. A section without listed blocks contains the nodes whose scope starts with the
+            name of the section. Default: sections are found automatically.
         flags: The ``training`` flags of modules at the time of the trace, as pairs ``(path,
             flag)``. A flag applies to the module at this path and its submodules. Later flags
             override earlier flags. Not compared by ``==``, and not printed.
@@ -245,7 +245,7 @@ class ArchGraph:
 
     @property
     def param(self) -> Mapping[str, Param]:
-        """Dict from name to parameter, buffer or constant; a tied tensor appears once."""
+        """Dict from name to parameter, buffer or constant. Aliases of tied tensors are not keys."""
         return self._memo("param", lambda g: MappingProxyType({p.name: p for p in g.params}))
 
     @property
@@ -260,7 +260,7 @@ class ArchGraph:
 
     @property
     def state_names(self) -> tuple[str, ...]:
-        """Names of all parameters and buffers in a state, without aliases and constants."""
+        """Names of all parameters and buffers, without the aliases of tied tensors."""
         return self._memo(
             "state_names", lambda g: tuple(p.name for p in g.params if p.role != "constant")
         )
@@ -283,7 +283,7 @@ class ArchGraph:
         return self._memo("nx", build)
 
     def output_refs(self) -> tuple[str, ...]:
-        """Return the names of the nodes to which outputs and buffer updates refer, in any mode."""
+        """Return the names of the nodes whose results are outputs or new values of buffers."""
         return self._memo(
             "output_refs",
             lambda g: tuple(dict.fromkeys(refs((g.outputs, *(v for _, v in g.updates))))),
@@ -294,7 +294,7 @@ class ArchGraph:
         return dataclasses.replace(self, **changes)
 
     def mapped(self, change: Callable[[Value], Value]) -> ArchGraph:
-        """Return a copy with ``change`` applied to each item of arguments, outputs, and updates."""
+        """Return a copy with ``change`` applied to each item of arguments, outputs and updates."""
         return self.replace(
             nodes=tuple(n.mapped(change) for n in self.nodes),
             outputs=replace(self.outputs, change),
@@ -304,7 +304,7 @@ class ArchGraph:
     def text(self, *, title: bool = True) -> str:
         """Return the printed form of the graph, which :func:`.text.parse` reads.
 
-        Without ``title``, name and notes are omitted.
+        If ``title`` is False, the name and the notes of the graph are omitted.
         """
         labels = [f"graph {quote(self.name)}", *(f"note {quote(note)}" for note in self.notes)]
         lines = labels if title else []

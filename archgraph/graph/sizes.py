@@ -166,11 +166,12 @@ def fix_sizes(graph: ArchGraph, sizes: Mapping[str, int] | None = None) -> ArchG
 
     Args:
         graph: The architecture, or an object with an attribute ``graph``.
-        sizes: Dict from open sizes to values. Default: all open sizes except the batch, with the
-            values of the traced example.
+        sizes: Dict from the names of open sizes to values. Default: fix all open sizes except the
+            batch size to their values in the traced example.
 
     Raises:
-        GraphError: If the graph has no open size with a name, or if a value is out of range.
+        GraphError: If a name in ``sizes`` is not an open size of the graph, or if a value is out of
+            range.
 
     Example:
         >>> import torch

@@ -34,8 +34,8 @@ def align(client: GraphLike, whole: GraphLike) -> Alignment:
 
     The alignment matches as many operators as possible, preferably those with the same resolution.
     Among alignments with equally many operators, alignments with more equal names are preferred,
-    then those with more equal shapes. If more operators match and fewer blocks remain unmatched
-    when sections are ignored, sections are ignored.
+    then those with more equal shapes. Sections are ignored if more operators then match and fewer
+    blocks remain unmatched.
 
     Args:
         client: A graph, usually the smaller one.

@@ -82,17 +82,20 @@ class Alignment:
 
     @functools.cached_property
     def widths(self) -> Widths:
-        """Dict from each axis of the larger graph to its size in the client."""
+        """The sizes that the axes of ``whole`` have in ``client``.
+
+        The attribute ``claims`` is a dict from axis to sizes.
+        """
         return Widths(self.client, self.whole, self.leaves, self.blocks, self.nodes)
 
     @functools.cached_property
     def transfer(self) -> Transfer:
-        """Transfer from states of the larger graph to states of the client.
+        """Transfer from states of ``whole`` to states of ``client``.
 
         Raises:
-            RewriteError: If the larger graph does not contain the client. The message names the
-                first part of the client without a counterpart, or the first tensor that
-                cannot be cut from its counterpart.
+            RewriteError: If ``whole`` does not contain ``client``. The message names the first
+                block, operator or tensor of ``client`` without a counterpart, or the first
+                tensor that cannot be cut from its counterpart.
         """
         where = self.client.name or "client graph"
         for item in self.unmatched:
@@ -113,7 +116,7 @@ class Alignment:
         return Transfer(signature(self.whole), signature(self.client), entries)
 
     def tables(self) -> Iterator[Table]:
-        """Yield a table of the pairs of blocks, then a table of the unmatched parts with reasons.
+        """Yield a table of the matched blocks, and a table of the unmatched parts with reasons.
 
         Example:
             >>> import torch

@@ -68,11 +68,11 @@ class Met(Related):
 def join(graphs: Iterable[GraphLike]) -> Joined:
     """Return the smallest architecture that contains all given graphs.
 
-    The graphs may have been written independently. Every section has as many blocks as in the graph
-    with most blocks in this section, and every axis has the largest width of all graphs. The names
-    are those of the graph with most blocks. To add a missing block, the last block of its section
-    is repeated, or the block is copied from another graph. A block of the result can be removed if
-    it can be removed from every graph that has this block.
+    The graphs may have been written independently. Every section has the largest number of blocks
+    that it has in any graph. Every axis has the largest width that it has in any graph. The names
+    are those of the graph with the most blocks. To add a missing block, the last block of its
+    section is repeated, or the block is copied from another graph. A block of the result can be
+    removed if it can be removed from every graph that has this block.
 
     Args:
         graphs: At least one graph.

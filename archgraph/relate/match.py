@@ -41,10 +41,10 @@ class PositionMatch:
             ``Merger.add`` to average the second network with the first.
         order: Transfer that sorts the positions of the second network in the order of the first
             network. The states ``b`` and ``order.pull(b)`` give the same function.
-        before: Cosine similarity of the weights before matching.
-        after: Cosine similarity of the weights after matching.
-        by_axis: Dict from axis to a pair of similarities, before and after matching, of the weights
-            that have this axis.
+        before: Cosine similarity between the weights of the two networks before matching.
+        after: Cosine similarity between the weights of the two networks after matching.
+        by_axis: Dict from axis to a pair ``(before, after)``: the cosine similarities, before and
+            after matching, of the weights that have this axis.
         equal: Whether reordering makes the weights of the second network exactly equal to those of
             the first network, or to a part of the first network.
     """
@@ -71,7 +71,7 @@ class PositionMatch:
         return f"<Match: {moved} move; similarity {self.before:.3f} → {self.after:.3f}>"
 
     def table(self) -> Table:
-        """Return a table with a row per axis: moved positions and similarity of the weights."""
+        """Return a table of the moved positions and the similarity of weights for each axis."""
         rows = tuple(
             (
                 name,

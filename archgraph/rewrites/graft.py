@@ -26,9 +26,9 @@ def graft(
     like: GraphLike | None = None,
     verify: bool = False,
 ) -> Rewritten:
-    """Add copies of the last block, or of blocks in a chosen order, to sections.
+    """Lengthen sections with copies of their last block, or repeat their blocks in a given order.
 
-    If blocks of different kinds alternate (attention, feed-forward), the copies also alternate. A
+    If attention blocks and feed-forward blocks alternate, the copies also alternate. A
     copy has the weights of the block that it copies.
 
     An order is a list of block numbers, counted from 0. For example, ``[0, 1, 2, 1, 2, 3]`` is

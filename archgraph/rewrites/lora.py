@@ -52,9 +52,9 @@ def add_lora(
             layer and convolution that can have an adapter. An embedding gets an adapter only if its
             full name is passed.
         alpha: Numerator of the scale. Default: the value that makes the scale 1.
-        scaling: The scale ``s``: ``alpha / rank``, or ``alpha / √rank`` (``rsqrt``). A client with
-            a smaller rank keeps this scale.
-        allow_nothing: If True, return the model unchanged if no layer can have an adapter.
+        scaling: Formula of the scale ``s``. ``alpha_over_r`` means ``alpha / rank``, and ``rsqrt``
+            means ``alpha / √rank``. If the rank is reduced later, the scale stays the same.
+        allow_nothing: If True and no layer can have an adapter, return the model unchanged.
         verify: Check that the function is the same (three forward passes in float64).
 
     Raises:

@@ -26,8 +26,8 @@ def add_scaler(
 
     Args:
         graph: The client's architecture.
-        rate: Width of the client's model divided by the width of the global model, in (0, 1]. 1
-            changes nothing.
+        rate: Width of the client's model divided by the width of the global model, in (0, 1]. If
+            the rate is 1, the architecture is unchanged.
         always: If True, multiply in evaluation as well, as ScaleFL's code does. This changes the
             function.
         verify: Check that evaluation is unchanged (three forward passes in float64).

@@ -28,7 +28,7 @@ AxisChoice: TypeAlias = Axis | str
 
 @dataclass(frozen=True, repr=False)
 class Importance:
-    """Scores of the positions of axes, and of blocks. ``==`` compares all scores and the method.
+    """Importance scores of blocks and of the positions of axes (such as single channels).
 
     Attributes:
         positions: Dict from axis name to one nonnegative score per position (index along the axis).
@@ -83,7 +83,7 @@ class Importance:
         return np.asarray(scores)
 
     def best(self, axis: AxisChoice, count: int) -> npt.NDArray[np.int64]:
-        """Return the indices of the highest scores of an axis, ascending; lower indices win ties.
+        """Return the sorted indices of the highest scores of an axis; lower indices win ties.
 
         Args:
             axis: As in :meth:`of`.
@@ -96,7 +96,7 @@ class Importance:
         return np.sort(np.argsort(-self.of(axis), kind="stable")[:count])
 
     def kept(self, axis: AxisChoice, count: int) -> float:
-        """Return the score of an axis' best positions, as a fraction of the axis' total score.
+        """Return the fraction of an axis' total score that belongs to the ``count`` best positions.
 
         Args:
             axis: As in :meth:`of`.
@@ -156,7 +156,10 @@ class Importance:
             raise RewriteError(problem, where=str(path), found=error, expected=expected) from error
 
     def plain(self) -> Mapping[str, Any]:
-        """Return a dict from axis to scores, or a dict of all attributes if blocks have scores."""
+        """Return a dict from axis to scores.
+
+        If blocks have scores, return a dict with all attributes instead.
+        """
         if not self.blocks:
             return dict(self.positions)
         return {
@@ -164,7 +167,11 @@ class Importance:
         }  # fmt: skip
 
     def table(self) -> Table:
-        """Return a table with a row per axis: its size, how much its best half scores, and bars."""
+        """Return a table with a row per axis.
+
+        The columns are the number of positions, the fraction of the axis' total score that belongs
+        to the best half of the positions, and a bar chart of the scores.
+        """
         half = {name: self.kept(name, (len(s) + 1) // 2) for name, s in self.positions.items()}
         rows = tuple(
             (name, str(len(scores)), f"{100 * half[name]:.0f} %", _bars(scores))

@@ -198,18 +198,20 @@ class Merger:
     """Computes the mean of clients' states, which are added one at a time.
 
     Each value of the global state is averaged over the clients whose models contain this value. The
-    merger stores one sum in the size of the global state, which becomes the new state. If a
-    transfer does more than slice tensors, an additional sum in the client's shape is stored, for at
-    most 16 transfers at a time. The old state is not copied.
+    merger stores one sum for each value of the global state. The new state is computed in the
+    memory of these sums. For a transfer that does more than slice tensors, the merger also stores
+    sums in the client's shapes, for at most 16 such transfers at a time. The old state is not
+    copied.
 
     Args:
-        graph: The global architecture, or its signature. Frozen parameters and the tensors that
-            :func:`.unsummable` returns keep exactly their old values.
+        graph: The global architecture, or its signature (names, shapes and dtypes). Frozen
+            parameters and the tensors that :func:`.unsummable` returns keep exactly their old
+            values.
         state: The old global state.
-        dtype: Minimum precision of the sums. With float64, the order of the clients changes means
-            of float32 values at most by a rounding error in the last digit. The largest weight may
-            also be more than ``2**80`` times the smallest. However, adding takes several times as
-            long.
+        dtype: Minimum precision of the sums. With float64, another order of the clients changes the
+            means of float32 values by at most a rounding error in the last digit. The largest
+            weight may then be more than ``2**80`` times the smallest weight. Adding takes several
+            times as long.
         wait: Number of bytes up to which updates are collected. Collected updates are added
             together, which is faster. Do not change the tensors of an update before :meth:`result`.
 
@@ -278,8 +280,8 @@ class Merger:
             weight: Weight of this client relative to the others, for example its number of
                 examples; positive. Only ratios matter, so equal weights give exactly the uniform
                 mean.
-            scales: Dict from the client's parameter to a factor. The values of the parameter are
-                multiplied by the factor; the weight of the client is not (FedFA's 1/n_c).
+            scales: Dict from the client's parameter to a factor (FedFA's 1/n_c). The values of the
+                parameter are multiplied by the factor. The weight of the client is unchanged.
             rows: Dict from the client's parameter to a vector with one number per row: 1 if the row
                 is averaged, 0 if it is ignored (HeteroFL's masks of classes).
             unmerged: Names of the client's parameters and buffers that are not averaged, such as
@@ -307,9 +309,9 @@ class Merger:
 
         Args:
             update: The update.
-            through: Transfer that is applied to the update's state first, as in FedADP, which makes
-                clients' models larger. The new tensors are computed one at a time, which saves
-                memory. Default: none.
+            through: Transfer that is applied to the update's state first. FedADP, for example,
+                enlarges clients' models in this way. The new tensors are computed one at a time,
+                which saves memory. Default: none.
 
         Raises:
             ArchGraphError: If the update's transfer does not start at the global architecture; if
@@ -362,7 +364,7 @@ class Merger:
     def result(
         self, multiply: Mapping[str, float] | None = None
     ) -> tuple[dict[str, Tensor], Coverage]:
-        """Return the new global state, and the total weight of the clients that have each value.
+        """Return the new global state, and for each value the total weight of clients that have it.
 
         A value of an integer tensor is the maximum over the clients that have this value. Boolean
         tensors are unchanged. The merger cannot be used afterwards, because its sums become the new

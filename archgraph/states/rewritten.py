@@ -1,4 +1,4 @@
-"""The result of every rewrite: the new graph, and the transfer from old states to new ones."""
+"""The result of a rewrite: the new graph, and the transfer from old states to new states."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from archgraph.states.transfer import Transfer
 
 @dataclass(frozen=True, slots=True)
 class Rewritten:
-    """The result of every rewrite: the new graph, and the transfer from old states to new ones.
+    """The result of a rewrite: the new graph, and the transfer from old states to new states.
 
     The result can be unpacked: ``graph, transfer = …``. ``a >> b`` composes two rewrites. ``b`` is
     a rewrite of ``a.graph``, or a function that takes a graph and returns a ``Rewritten``.

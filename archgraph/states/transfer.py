@@ -45,10 +45,10 @@ SHOWN = 40
 
 @dataclass(frozen=True, eq=False)
 class Transfer:
-    """A linear map from the states of one architecture to those of another.
+    """A linear map from states of one architecture to states of another architecture.
 
     Attributes:
-        source: Signature of the source state.
+        source: Signature of the source state: names, shapes and dtypes.
         target: Signature of the target state.
         entries: Dict from each name in the target state to its :class:`Entry`, which defines how to
             compute this parameter or buffer. Do not modify the dict.
@@ -173,8 +173,9 @@ class Transfer:
 
         Args:
             state: A state of the source. Tensors that the target does not use may be missing.
-            seed: Seed of parameters that the transfer initialises. Their values depend only on the
-                seed and the name of the parameter. From a generator, a seed is drawn.
+            seed: Seed of parameters that the transfer initialises. The values of a parameter depend
+                only on the seed and the name of the parameter. If ``seed`` is a generator, it
+                draws the seed.
             copy: If False, unchanged tensors are not copied, but shared with ``state``.
             partial: If True, omit tensors of the target whose source is missing in ``state``. If
                 False, a missing source raises an error.
@@ -218,7 +219,7 @@ class Transfer:
         return value
 
     def covered(self, part: State) -> dict[str, Tensor]:
-        """Compute those tensors of the target whose source tensor is in ``part``."""
+        """Compute the target's tensors for which the dict ``part`` contains the source tensor."""
         names = (n for n, entry in self.entries.items() if entry.source in part) if part else ()
         return {name: self.entry(name, part) for name in names}
 
@@ -252,9 +253,9 @@ class Transfer:
         summed. Sums of half-precision tensors are computed in float32.
 
         Returns:
-            A pair. The first item contains the sums, which are zero for values that the target does
-            not have. The second item is the :class:`Coverage`: for each value of the source, the
-            number by which its sum must be divided.
+            A pair. The first item is a dict of the sums. If the target does not have a value of the
+            source, its sum is zero. The second item is the :class:`Coverage`, which contains the
+            divisor of each sum.
 
         Raises:
             RewriteError: If the state lacks a tensor, or a tensor has another shape.
@@ -288,7 +289,7 @@ class Transfer:
         return {slot.name: slot.shape for slot in self.source}
 
     def describe(self) -> str:
-        """Return a text with notes, changed tensors of the target, and dropped tensors."""
+        """Return a text that lists notes, changed target tensors, and unused source tensors."""
         used = {entry.source for entry in self.entries.values()}
         changed = self._changed()
         lines = [
@@ -321,7 +322,11 @@ class Transfer:
         )._repr_html_()
 
     def summary(self) -> str:
-        """Return one line: the numbers of copied and of initialised tensors, and of values."""
+        """Return a one-line summary.
+
+        The line contains the number of tensors that are computed from the source, the number of
+        tensors that are initialised, and the numbers of values in the source and in the target.
+        """
         fresh = sum(entry.source is None for entry in self.entries.values())
         before, after = (sum(math.prod(s.shape) for s in x) for x in (self.source, self.target))
         return (
@@ -339,7 +344,10 @@ class Transfer:
 
     @functools.cached_property
     def views(self) -> Mapping[str, Slices]:
-        """Dict from target tensor to its slices, for (scaled) slices of one source tensor."""
+        """Dict from target tensor to the slices of its source tensor.
+
+        Only tensors that are slices of one source tensor, up to a factor, are in the dict.
+        """
         return {
             name: tuple((m and m.window) or slice(None) for m in entry.dims)
             if any(entry.dims)
