@@ -217,8 +217,8 @@ def structure(graph: ArchGraph) -> Structure:
     """Find the blocks and sections of a graph.
 
     Args:
-        graph: Any graph. If it has sections set by the user (``graph.sections``), these are used
-            instead.
+        graph: Any graph. If the user has set the sections of the graph (``graph.sections``), these
+            sections are returned.
 
     Returns:
         The structure, which is cached with the graph.
