@@ -134,11 +134,12 @@ def trace(
             is added to the graph. Differences that occur only in later calls, with other values or
             in larger batches are not detected.
         name: Name of the graph. Default: the name of the model's class.
-        open: Sizes that stay open (dynamic): a dict from input to a dict from dimension to the name
-            of its size, for example ``{"ids": {1: "length"}}``. Dimensions with the same name have
-            the same size. If the batch dimension of an input is not dimension 0, name it ``batch``
-            in this dict. The key of a nested input is its path, such as ``images.0``. (If
-            ``forward`` has an argument called ``open``, pass this argument by position.)
+        open: Sizes that stay open (dynamic). For example, ``{"ids": {1: "length"}}`` means that
+            dimension 1 of the input ``ids`` has an open size with the name ``length``. Dimensions
+            with the same name have the same size. If the batch dimension of an input is not
+            dimension 0, name it ``batch`` in this dict. The key of a nested input is its path, such
+            as ``images.0``. (If ``forward`` has an argument called ``open``, pass this argument by
+            position.)
         **kwargs: Example inputs by name.
 
     Raises:

@@ -27,7 +27,7 @@ from archgraph.states.copies import to_device
 
 @dataclass(frozen=True, eq=False)
 class Experiment:
-    """A resolved experiment: everything that is needed to run it.
+    """An experiment that is ready to run, with its models, clients and data.
 
     Attributes:
         world: The clients, tiers and devices.
