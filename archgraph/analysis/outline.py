@@ -36,11 +36,12 @@ class Outline(NamedTuple):
 @takes_graph
 @per_graph
 def outline(graph: ArchGraph) -> Outline:
-    """Return a text of an architecture with numbers instead of names, one line per operator.
+    """Return a text form of an architecture that uses numbers instead of names.
 
-    The lines of two graphs are equal if both graphs have the same operators, connected in the same
-    way, and if all results, parameters, buffers and constants have the same shapes and dtypes.
-    Parameters of the two graphs with the same number then correspond to each other.
+    The text has one line per operator. The lines of two graphs are equal if both graphs have the
+    same operators, connected in the same way, and if all results, parameters, buffers and constants
+    have the same shapes and dtypes. In this case, parameters with the same number correspond to
+    each other.
 
     Example:
         >>> from torch import nn, zeros

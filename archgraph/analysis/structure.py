@@ -216,9 +216,12 @@ def _missing(name: str, known: Sequence[str], kind: str, where: str | None = Non
 def structure(graph: ArchGraph) -> Structure:
     """Find the blocks and sections of a graph.
 
+    A block consists of operators with one input value and one output value. A section is a sequence
+    of blocks, such as a stage of a ResNet.
+
     Args:
-        graph: Any graph. If it has sections set by the user (``graph.sections``), these are used
-            instead.
+        graph: Any graph. If the user has set the sections of the graph (``graph.sections``), these
+            sections are returned.
 
     Returns:
         The structure, which is cached with the graph.

@@ -124,21 +124,22 @@ def trace(
             outputs). If False, calling ``.train()`` on the built module affects only norm layers
             and dropout.
         strict: If True, raise an error if the results, gradients or training steps of the graph
-            would differ from the model's. Causes are hooks on gradients, parameters that share
-            memory, attributes that ``forward`` sets for its next call, and differences that
+            would differ from the model's. Possible causes are hooks on gradients, parameters that
+            share memory, attributes that ``forward`` sets for its next call, and differences that
             ``verify`` finds. If False, warn instead and add a note to the graph.
         verify: If True, run the model and the built module, and compare outputs, gradients and
-            buffers. Both run forward and backward, twice in eval mode and twice in train mode. If
-            the batch size is open, batches of two and three examples are used. For a model on the
-            meta device, or if memory is insufficient, the comparison is skipped and a note is added
-            to the graph. Differences that occur only in later calls, with other values or in larger
-            batches are not detected.
+            buffers. Both modules run forward and backward, twice in eval mode and twice in train
+            mode. If the batch size is open, batches of two and three examples are used. For a model
+            on the meta device, or if memory is insufficient, the comparison is skipped and a note
+            is added to the graph. Differences that occur only in later calls, with other values or
+            in larger batches are not detected.
         name: Name of the graph. Default: the name of the model's class.
-        open: Sizes that stay open (dynamic): a dict from input to a dict from dimension to the name
-            of its size, for example ``{"ids": {1: "length"}}``. Dimensions with the same name have
-            the same size. If the batch dimension of an input is not dimension 0, name it ``batch``
-            in this dict. The key of a nested input is its path, such as ``images.0``. (If
-            ``forward`` has an argument called ``open``, pass this argument by position.)
+        open: Sizes that stay open (dynamic). For example, ``{"ids": {1: "length"}}`` means that
+            dimension 1 of the input ``ids`` has an open size with the name ``length``. Dimensions
+            with the same name have the same size. If the batch dimension of an input is not
+            dimension 0, name it ``batch`` in this dict. The key of a nested input is its path, such
+            as ``images.0``. (If ``forward`` has an argument called ``open``, pass this argument by
+            position.)
         **kwargs: Example inputs by name.
 
     Raises:

@@ -74,11 +74,10 @@ class Cover(dict[str, float]):
 
 
 def coverage(federation: Family | Iterable[tuple[Transfer, int]]) -> Cover:
-    """Return the mean over all clients of the fraction of each parameter that a client has.
+    """Return which fraction of each parameter's values clients have, as the mean over all clients.
 
-    For example, if half of the clients have all rows of a matrix and the other half have half of
-    the rows, the coverage is 0.75. Buffers are included. :meth:`Cover.reach` also returns the
-    number of clients that have any of the rows.
+    For example, if half of the clients have all rows of a matrix, and the other clients have only
+    half of the rows, the coverage of the matrix is 0.75. Buffers are included.
 
     Args:
         federation: A family, or a list of pairs ``(transfer, count)``. The transfer leads from the
@@ -86,7 +85,8 @@ def coverage(federation: Family | Iterable[tuple[Transfer, int]]) -> Cover:
             model.
 
     Raises:
-        ArchGraphError: If there are no clients, or the transfers have different sources.
+        ArchGraphError: If there are no clients, or the transfers start from different global
+            models.
 
     Example:
         >>> from archgraph.graph.ir import ArchGraph, Param, TensorType

@@ -162,11 +162,11 @@ def explain(graph: ArchGraph, name: str | None = None) -> Explanation:
             pattern such as ``layer1.*``. Default: all axes and blocks.
 
     Returns:
-        The explanation. The method `tables()` returns the explanation as tables. The method
-        `plain()` returns the explanation as JSON values.
+        The explanation. Its method `tables()` returns tables, and its method `plain()` returns JSON
+        values.
 
     Raises:
-        ArchGraphError: If no part has this name. The message lists similar names.
+        ArchGraphError: If nothing in the graph has this name. The message lists similar names.
 
     Example:
         >>> import torch

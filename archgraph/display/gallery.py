@@ -27,7 +27,7 @@ def draw_family(
     width: str | None = None,
     font: str | None = None,
 ) -> tuple[Path, ...]:
-    """Draw the global model of a family, and the model of each kind of client.
+    """Draw the global model of a family, and the model of each tier (kind of client).
 
     The picture of the global model shows for each block the number of clients that train it, and
     the fraction of its weights that clients have on average.
@@ -38,8 +38,8 @@ def draw_family(
         detail: As for :func:`archgraph.display.picture.draw`.
         fold: As for :func:`archgraph.display.picture.draw`.
         form: File format: `svg`, `png`, `pdf` or `dot`.
-        title: Start of each heading, which is followed by the name of the model. If empty, pictures
-            have no headings. Default: the family's name.
+        title: First part of each heading. The second part is the name of the model. If empty,
+            pictures have no headings. Default: the family's name.
         legend: As for :func:`archgraph.display.picture.draw`.
         width: As for :func:`archgraph.display.picture.draw`.
         font: As for :func:`archgraph.display.picture.draw`.

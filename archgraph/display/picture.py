@@ -51,10 +51,10 @@ def draw(
     """Draw a graph as a static picture, and return its DOT text.
 
     Sections and blocks are nested frames. Equal neighbouring blocks are drawn once, with a count
-    (`×12`). Arrows show shapes without the batch axis. Parts that are used only in training are
-    dashed. With `cover`, each block shows the number of clients that train it, and the fraction of
-    its weights that clients have on average. The colour of the block's boxes shows this
-    fraction, too.
+    (`×12`). Arrows are labelled with shapes without the batch axis. Operators that are used only in
+    training are dashed. With `cover`, each block shows the number of clients that train it, and the
+    fraction of its weights that clients have on average. The colour of the block's boxes shows the
+    same fraction.
 
     Args:
         graph: The architecture.
@@ -69,9 +69,10 @@ def draw(
         title: Heading. If empty, there is no heading. Default: the graph's name.
         legend: Whether to explain marks and colours below the heading.
         notes: Rows of a table below the heading; the first row has the column titles.
-        width: Width in print, such as ``3.3in``, ``84mm`` or ``240pt``. Detail is then reduced,
-            from `detail` down to one box per section, until the picture fits this width and a
-            height of 9 inches with a font size of at least 7 points. Up to three columns are used.
+        width: Width in print, such as ``3.3in``, ``84mm`` or ``240pt``. The picture must fit this
+            width and a height of 9 inches with a font size of at least 7 points. If the picture is
+            too large, less detail than `detail` is drawn, down to one box per section. Up to three
+            columns are used.
         font: An installed font, such as ``Times New Roman``.
 
     Raises:

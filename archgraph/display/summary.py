@@ -14,7 +14,7 @@ from archgraph.tables import Table, count, plural
 
 
 def summary_table(graph: ArchGraph) -> Table:
-    """Return a table of sections and blocks: output shapes, parameters, MACs.
+    """Return a table of sections and blocks with their output shapes, parameters and MACs.
 
     1. A block has one row. Neighbouring operators outside blocks (stem, head) share a row.
     2. A section with several blocks has a row of its own before its first block. A section with one

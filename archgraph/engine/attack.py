@@ -36,16 +36,17 @@ def drawn_attackers(
 ) -> frozenset[int]:
     """Choose the malicious clients at random.
 
-    Their number is ``share`` times the number of clients, rounded. If ``share`` is above 0, at
-    least one client is malicious.
+    The number of malicious clients is ``share`` times the number of clients, rounded. If ``share``
+    is above 0, at least one client is malicious.
 
     Args:
         clients: All clients.
         share: Fraction of malicious clients.
         seed: Seed of the run.
-        tiers: Tier of each client. If passed, each tier gets its fraction of malicious clients,
-            rounded down. To reach the total number, one more client is chosen in each of the tiers
-            with the largest remainders (if tied, in the first tiers).
+        tiers: Tier of each client. If passed, ``share`` times the number of clients of each tier is
+            rounded down, and this number of clients of the tier is chosen. To reach the total
+            number, one more client is chosen in each of the tiers with the largest remainders. Of
+            tiers with equal remainders, the first tiers are used.
 
     >>> len(drawn_attackers(range(20), 0.2, seed=0)), drawn_attackers(range(20), 0.0, seed=0)
     (4, frozenset())
@@ -69,19 +70,20 @@ def drawn_attackers(
 
 @dataclass(frozen=True)
 class Attack:
-    """The training of a malicious client, which adds a backdoor to its update (Eq. 1).
+    """The training of a malicious client, which adds a backdoor to the client's update.
 
-    The client first trains like an honest client, with the same random numbers as in a run without
-    attack. With ``intensity=0``, its update is therefore bit-identical to the honest update. The
-    backdoor is added only to trainable parameters. Running statistics and counters are not changed,
-    because invalid values (such as a negative variance) would be rejected.
+    The attack is FedFA's Eq. 1. The client first trains like an honest client, with the same random
+    numbers as in a run without attack. With ``intensity=0``, its update is therefore bit-identical
+    to the honest update. The backdoor is added only to trainable parameters. Running statistics and
+    counters are not changed, because invalid values (such as a negative variance) would be
+    rejected.
 
     Attributes:
         program: The training of an honest client.
         intensity: The factor λ of the backdoor update.
         seed: Seed with which the client's own labels are shuffled, in the same way in every round.
-        labels: Labels of the client's examples for the backdoor, ``[example, ...]``, from
-            :func:`exchanged`. Default: the client's own labels, shuffled.
+        labels: Labels ``[example, ...]`` on which the backdoor is trained, from :func:`exchanged`.
+            Default: the client's own labels, shuffled.
     """
 
     program: Program

@@ -44,7 +44,7 @@ from archgraph.states.updates import unsummable
 
 @dataclass(frozen=True, eq=False)
 class Evaluator:
-    """Tests a strategy's models as the key ``evaluate`` of the experiment requires."""
+    """Tests the models of a strategy with the options in the experiment's key ``evaluate``."""
 
     experiment: Experiment
     workers: Workers = field(default_factory=Workers)
@@ -154,7 +154,12 @@ class Evaluator:
         return figures
 
     def of_client(self, model: Evaluated, client: int) -> dict[str, float]:
-        """Return a model's metrics on a client's own test data, if the client has any."""
+        """Return the metrics of a model on the test data of a client.
+
+        If each example has one class, the model is tested on the test examples of the client's
+        classes. The dict is empty if there are no such examples. If examples do not have one class
+        each, the model is tested on all test data.
+        """
         model = dataclasses.replace(model, clients=(client,))
         tested = self._tested(model)
         if not self._learning.per_example:

@@ -27,15 +27,15 @@ from archgraph.states.copies import to_device
 
 @dataclass(frozen=True, eq=False)
 class Experiment:
-    """A resolved experiment: everything that is needed to run it.
+    """An experiment that is ready to run, with its models, clients and data.
 
     Attributes:
         world: The clients, tiers and devices.
         strategy: The federated method.
         data: The data set.
-        shares: Dict from client id to the indices of the client's training examples. A client may
-            train additional models, which have their own ids. Their indices are those of the
-            client.
+        shares: Tuple of arrays. Array ``i`` contains the indices of the training examples of client
+            ``i``. If a client trains additional models, each of these models has its own id and the
+            indices of the client.
         local: Options of local training.
         evaluate: Options of tests.
         engine: Number of processes, and limits on a client's time and memory.
@@ -48,8 +48,8 @@ class Experiment:
             of the round. Default: no maximum.
         text: The resolved experiment as YAML, which is written to the run folder.
         facts: JSON values of everything that affects the results of the run.
-        locating: Function that maps a key of the experiment to a context manager. Errors in this
-            context state the line of the key in the file.
+        locating: Function that maps a key of the experiment to a context manager. The message of an
+            error raised in this context contains the line of the key in the file.
         selection: Options for selecting a round by its metrics on held-out examples. Default: no
             examples are held out.
         held_out: Indices of the held-out training examples.
@@ -87,9 +87,10 @@ class Experiment:
 
     @functools.cached_property
     def exchanged(self) -> Mapping[int, torch.Tensor]:
-        """If labels are shuffled among malicious clients, dict from client to its shuffled labels.
+        """Dict from malicious client to its labels, shuffled among all malicious clients.
 
-        The additional models of a client have the same labels as the client.
+        The dict is empty if no labels are shuffled among clients. The additional models of a client
+        have the same labels as the client.
         """
         if self.attack is None or self.attack.among == "own":
             return {}
@@ -117,7 +118,7 @@ class Experiment:
         return dataclasses.replace(self, data=held_out(self.data, self.held_out))
 
     def local_of(self, client: int) -> LocalOptions:
-        """Return a client's options of local training."""
+        """Return the options of local training that apply to a client."""
         clients = self.world.clients
         return self.by_kind.get(clients[clients[client].owner].name, self.local)
 
@@ -153,10 +154,10 @@ class Experiment:
         keep: State,
         **more: Any,
     ) -> Work:
-        """Create the input of a client's program, with copies of all tensors and values.
+        """Create the input of a client's training function, with copies of all tensors and values.
 
-        Without copies, a program that changes tensors in place could change the server's state or
-        the client's private tensors.
+        Without copies, a training function that changes tensors in place could change the server's
+        state or the client's private tensors.
         """
         data, local = self.shard(client), self.local_of(client)
         mean, std = self.data.train.mean, self.data.train.std

@@ -52,12 +52,12 @@ class Run:
     Attributes:
         experiment: The experiment.
         server: State of the server after the last round.
-        rounds: The record of each round, a dict as in ``metrics.jsonl``.
+        rounds: One dict per round, with the same keys as a line of ``metrics.jsonl``.
         folder: The run folder, if there is one.
-        notes: Messages about data that may have been read in an unintended way, about trackers that
-            failed, and about reasons why results may differ from those of an uninterrupted run.
-        best: Number of the best round, if the experiment sets `keep: best`. The weights of the run
-            are those after this round. Otherwise, they are those after the last round.
+        notes: Warnings: data may have been read in an unintended way, a tracker failed, or the
+            results may differ from those of an uninterrupted run.
+        best: Number of the best round if the experiment sets `keep: best`, or None. The weights of
+            the run are those after the best round, or after the last round if ``best`` is None.
     """
 
     experiment: Experiment
@@ -69,7 +69,7 @@ class Run:
 
     @property
     def evaluation(self) -> Mapping[str, Json]:
-        """The evaluation of the last round, or of the best round with `keep: best`."""
+        """The metrics of the last round, or of the best round with the option `keep: best`."""
         until = [r for r in self.rounds if self.best is None or r["round"] <= self.best]
         return next((r["evaluation"] for r in reversed(until) if r.get("evaluation")), {})
 
@@ -80,13 +80,13 @@ class Run:
 
     @property
     def sound(self) -> bool:
-        """Whether an update was accepted in the last round and the last metrics are finite."""
+        """True if an update was accepted in the last round and the last metrics are finite."""
         accepted = not self.rounds or not idle(self.rounds[-1])
         return accepted and not any(troubles([{"evaluation": self.evaluation}]))
 
     @property
     def privacy(self) -> Mapping[str, Json]:
-        """The privacy budget spent, ``epsilon`` and ``delta``; ``epsilon`` is None if infinite."""
+        """Dict of the spent privacy budget: ``delta``, and ``epsilon`` (None if infinite)."""
         return self.rounds[-1].get("privacy", {}) if self.rounds else {}
 
     @property
@@ -106,7 +106,7 @@ class Run:
         """Return a data frame with the columns round, part, group, metric and value.
 
         ``part`` is the data on which the value was computed: ``test``, ``test local`` (a client's
-        own test data), ``validation`` or ``train``. It is ``run`` for values such as times.
+        own test data), ``validation`` or ``train``. For values such as times, ``part`` is ``run``.
         ``group`` is the name of a model, a client or the run. See
         :class:`archgraph.record.points.Point`. Tables, plots and reports of runs use the same
         values.
@@ -161,8 +161,8 @@ def run(
     """Run an experiment.
 
     Args:
-        experiment: A file, a parsed file, or a dict with the same keys. In a dict, a model may be a
-            graph or the result of ``ag.trace``.
+        experiment: A file, the result of ``load_experiment``, or a dict with the keys of a file. In
+            a dict, a model may be a graph or the result of ``ag.trace``.
         out: Run folder. Default: the experiment's ``out``; if that is not set, nothing is written.
         resume: Resume the run in the folder from its last checkpoint. If the run stopped before its
             first checkpoint was complete, start the run from the beginning.
@@ -188,9 +188,9 @@ def run(
 
     Raises:
         ArchGraphError: If the experiment is invalid; if the folder is in use, cannot be written, or
-            contains another experiment or a changed file. Nothing is written in these cases. Also
-            if all clients of a round fail, or if no update is accepted in `patience` consecutive
-            rounds. In these cases, the record of the earlier rounds is kept.
+            contains another experiment or a changed file. In these cases, nothing is written. The
+            error is also raised if all clients of a round fail, or if no update is accepted in
+            `patience` consecutive rounds. The record of the earlier rounds is then kept.
     """
     spec = experiment if isinstance(experiment, ExperimentSpec) else load_experiment(experiment)
     folder = None if out is None and spec.out is None else Path(out or spec.out or "")
@@ -235,7 +235,7 @@ def execute(
     name: str = "",
     elsewhere: Elsewhere | None = None,
 ) -> Run:
-    """Run a prepared experiment; see :func:`run` for the arguments."""
+    """Run a prepared experiment. The arguments have the same meaning as in :func:`run`."""
     with contextlib.ExitStack() as stack:
         loop = Loop(experiment, elsewhere=elsewhere)
         stack.callback(loop.close)

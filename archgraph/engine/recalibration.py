@@ -38,7 +38,7 @@ def recalibrated(
     seed: int = 0,
     device: str = "cpu",
 ) -> State:
-    """Return the state with new running statistics, computed in one pass over the data.
+    """Return the state with new running statistics, computed in one epoch over the data.
 
     The new running statistics are means over batches. The model runs in evaluation mode (without
     dropout and HeteroFL's scaler), but layers with running statistics normalise with the statistics
@@ -51,7 +51,7 @@ def recalibrated(
         data: Training data.
         batch: Maximum size of a batch.
         examples: Maximum number of examples, drawn at random. Default: all.
-        seed: Seed of the order.
+        seed: Seed of the random order of the examples.
         device: Device to compute on.
 
     Returns:

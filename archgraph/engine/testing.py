@@ -94,9 +94,10 @@ def answers(
     device: str = "cpu",
     workers: Workers | None = None,
 ) -> list[Answers]:
-    """Test a module in evaluation mode on one thread, without and with masks of classes.
+    """Test a module on examples, once without a mask of classes and once with each mask.
 
-    Returns a list with the result without a mask, followed by the result for each mask.
+    The module runs in evaluation mode on one thread. Returns a list with the result without a mask,
+    followed by the result for each mask.
 
     Args:
         module: The module, on ``device``.

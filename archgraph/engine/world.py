@@ -92,20 +92,20 @@ def prepare(
     7. Assemble the :class:`~archgraph.engine.experiment.Experiment`.
 
     Args:
-        experiment: A file, a parsed file, or a dict with the same keys. In a dict, a model may be a
-            graph or the result of ``ag.trace``.
+        experiment: A file, the result of ``load_experiment``, or a dict with the keys of a file. In
+            a dict, a model may be a graph or the result of ``ag.trace``.
         data_root: Folder of the data. Default: ``data.root`` in the experiment, or else the
             environment variable ``ARCHGRAPH_DATA``.
         data: Data to use instead of the experiment's data, in any form that
             :func:`archgraph.data.doors.data_from_python` accepts. The experiment's partition is
             still used.
-        imagined: Placeholder for the data, so that an experiment can be checked without it. The run
-            is not recorded. Default: load the data.
+        imagined: Placeholder for the data, so that an experiment can be checked without data.
+            Default: load the data.
         family: The family, if it is already resolved.
         rows: If training data stays on the clients' machines, a dict from client to the indices of
-            its training examples. On the server, the dict contains all clients; on the machine of a
-            client, only this client. Default: the training data is on this machine, and the
-            experiment's partition distributes it.
+            the client's training examples. On the server, the dict contains all clients. On the
+            machine of a client, the dict contains only this client. Default: the training data is
+            on this machine, and the experiment's partition distributes it.
         python: If True, allow running the Python code to which the experiment and its models refer.
 
     Raises:

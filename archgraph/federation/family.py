@@ -86,7 +86,7 @@ _NOTHING = ArchGraph(inputs=(), params=(), nodes=(), outputs=())
 
 
 def resolve(spec: FamilySpec, *, python: bool = False) -> Family:
-    """Build the graphs and transfers of a family.
+    """Build the graphs of a family, and the transfers (mappings of weights) between them.
 
     Args:
         spec: A family read by :func:`archgraph.language.load_family`.

@@ -224,7 +224,7 @@ def fresh_factors(world: World, label: str, round: int) -> State:
 
 @dataclass
 class AdapterSums:
-    """Weighted sums, over clients, of tensors that are computed from adapters.
+    """Weighted sums over all clients of tensors that are computed from the clients' adapters.
 
     Only one client's adapters are in memory at a time.
 
@@ -243,7 +243,10 @@ class AdapterSums:
     def watched(
         self, adapters: Iterable[LowRankAdapter], results: Iterable[Result]
     ) -> Iterable[Result]:
-        """Yield each result, with its adapters added to the sums and marked as unmerged."""
+        """Add the adapters of each result to the sums, and yield the result.
+
+        The yielded result lists the adapters in ``unmerged``, so that they are not averaged again.
+        """
         adapters = tuple(adapters)
         names = frozenset(leaf for a in adapters for leaf in (a.down, a.up))
         for result in results:
@@ -257,7 +260,7 @@ class AdapterSums:
             yield replace(result, unmerged=result.unmerged | names)
 
     def means(self) -> dict[LowRankAdapter, tuple[Tensor, ...]]:
-        """Return the weighted means of adapters whose total weight is not 0."""
+        """Return the weighted means for each adapter with a total weight above 0."""
         return {
             adapter: tuple(v / self.weights[adapter] for v in values)
             for adapter, values in self.sums.items()

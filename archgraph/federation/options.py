@@ -38,12 +38,12 @@ class Weighted(Strategy):
 
 @dataclass(frozen=True)
 class Averaging(Weighted):
-    """Options of a method that averages models which may contain normalisation layers.
+    """Options of a strategy that averages models, including their normalisation layers.
 
     Attributes:
         norm: Treatment of running statistics. ``averaged``: running statistics are averaged like
             weights. ``local``: each client keeps its own running statistics. ``static``: training
-            does not use running statistics, and they are computed before each test.
+            does not use running statistics. Running statistics are computed before each test.
     """
 
     norm: Literal["averaged", "local", "static"] = "averaged"

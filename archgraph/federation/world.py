@@ -111,9 +111,9 @@ class Client:
         examples: Number of training examples.
         histogram: Number of training targets per class (for text, per token of the vocabulary).
             Empty if targets are not classes.
-        of: A client may train additional models on its data. A strategy sees each additional model
-            as a separate ``Client``, which is not tested. For an additional model, ``of`` is the id
-            of the client that trains it. For other clients, it is None.
+        of: None, except for additional models. A client may train additional models on its data. A
+            strategy sees each additional model as a separate ``Client``, which is not tested. The
+            ``of`` of an additional model is the id of the client that trains the model.
         counted: Total weight of the client's training targets in the loss. An ignored target has
             weight 0, any other target the weight of its class. If the total is 0, the client's
             results are not passed to the strategy. Default: the number of examples.

@@ -79,10 +79,11 @@ def to_peft(
 ) -> None:
     """Write the low-rank adapters of a network as a folder that PEFT can load.
 
-    If some parameters of the network are frozen, the folder also contains trained tensors that are
-    not adapters. These are complete layers (such as a classifier), running statistics, and biases.
-    Biases are only possible if all biases are trained, or exactly those of the layers with
-    adapters.
+    If some parameters of the network are frozen, the folder also contains the trained tensors that
+    are not adapters. (If no parameter is frozen, the folder contains only the adapters, and the
+    base model must be saved separately.) The trained tensors can be complete layers (such as a
+    classifier), running statistics, and biases. Trained biases are supported only if all biases of
+    the network are trained, or exactly the biases of the layers with adapters.
 
     1. If the network was traced from a PEFT model, use the names of the model inside the PEFT
        model.
@@ -96,13 +97,13 @@ def to_peft(
         folder: Folder for the files ``adapter_config.json`` and ``adapter_model.safetensors``.
         base: Name or folder of the model to which PEFT will add the adapters (the base model). PEFT
             identifies layers by their numbers. If a folder is passed, layers get the numbers of the
-            model in the folder, and weights that are not saved are compared with those in the
-            folder. If a name is passed, layers keep their numbers. A base is required if blocks of
-            the network were removed or repeated: pass the folder that
+            model in the folder. Weights that ``to_peft`` does not save are then compared with the
+            weights in the folder. If a name is passed, layers keep their numbers. If blocks of the
+            network were removed or repeated, a base is required. Pass the folder that
             :func:`archgraph.to_transformers` wrote for the network, or the original model.
         task_type: PEFT's name for the task, such as ``CAUSAL_LM``. Default: the task of the model's
-            class. No task is set by default if PEFT would therefore train a head (``classifier``)
-            that is frozen in the network.
+            class. If this task would make PEFT train a head (``classifier``) that is frozen in the
+            network, no task is set.
 
     Raises:
         RewriteError: If the network has no low-rank adapters, adapters of another kind (such as

@@ -48,8 +48,8 @@ def to_timm(
         **arguments)`` creates it with its weights.
 
     Raises:
-        RewriteError: If the class does not have the shapes of the network with any arguments. The
-            error names an axis that no arguments can produce.
+        RewriteError: If no arguments of ``create_model`` give the shapes of the network. The error
+            names an axis that no arguments can produce.
         GraphError: If timm is not installed or does not have this model, or if the state does not
             fit the graph.
 

@@ -127,12 +127,13 @@ def to_transformers(
     r"""Write a narrowed, shortened or lengthened network as a folder for ``from_pretrained``.
 
     The configuration is found by a search: numbers in the original configuration are changed until
-    the transformers class has the shapes of the network and computes the same. To compare, a model
-    in memory is run with random weights. For a model in a folder, the operators are compared
-    instead. Layers are numbered without gaps. Weights keep their dtype.
+    the transformers class has the shapes of the network and computes the same. If ``like`` is a
+    module, both models are run with the same random weights to compare them. If ``like`` is a
+    folder, the operators of both models are compared instead. Layers are numbered without gaps.
+    Weights keep their dtype.
 
-    The width of the hidden states cannot be cut if the model returns them. To cut this width, trace
-    a wrapper that has the same arguments as the model's ``forward`` but returns only the logits. As
+    If the model returns its hidden states, their width cannot be cut. To cut this width, trace a
+    wrapper that has the same arguments as the model's ``forward`` but returns only the logits. As
     ``like``, pass the model inside the wrapper.
 
     To copy from folder to folder without loading the whole model into memory, pass the state
@@ -158,7 +159,8 @@ def to_transformers(
         RewriteError: If no configuration of the class has the shapes of the network and computes
             the same. The error names the axis or block that no configuration can produce, and the
             nearest configuration.
-        GraphError: If the state does not match the graph, or the model of a folder cannot be read.
+        GraphError: If the state does not match the graph, or the model in the folder ``like``
+            cannot be read.
         RunError: If the folder is not empty, or cannot be written.
 
     Example:

@@ -46,8 +46,8 @@ def save(model: GraphLike | torch.nn.Module, path: str | os.PathLike[str]) -> No
     r"""Write an architecture as flat YAML, or a model with its weights as a folder.
 
     :func:`archgraph.load` returns exactly what was saved. A folder contains ``model.yaml``,
-    ``model.safetensors`` and ``archgraph.json``. The folder gets its name only after all files are
-    written.
+    ``model.safetensors`` and ``archgraph.json``. Files are first written to a temporary folder,
+    which is then renamed.
 
     Args:
         model: A graph, or a model with weights (the result of :func:`archgraph.trace`, or a module
@@ -59,8 +59,8 @@ def save(model: GraphLike | torch.nn.Module, path: str | os.PathLike[str]) -> No
     Raises:
         GraphError: If a name in the graph cannot be written without loss, or the weights do not fit
             the graph.
-        SpecError: If the file has the suffix of a weights file, the path is a folder but the graph
-            has no weights, or the folder contains other files.
+        SpecError: If the file has the suffix of a weights file; if the path is a folder but the
+            model has no weights; if the folder contains other files.
         RunError: If the file or folder cannot be written.
 
     Example:

@@ -26,17 +26,19 @@ from archgraph.states.importance import Importance
 def rewrite(graph: ArchGraph, /, *, verify: bool = False, **rewrites: object) -> Rewritten:
     """Apply several rewrites to a graph.
 
-    Keywords have the names and values of a client's keys in a family file. The order of the
-    keywords does not matter: rewrites of depth are applied first, then of width, then additions, as
-    listed by ``archgraph help``. For another order, compose single rewrites with ``>>``.
+    The keywords are the keys of a client in a family file. The order of the keywords does not
+    matter. Rewrites that change the depth are applied first, then rewrites that change widths, then
+    additions (such as adapters). The command ``archgraph help`` prints the complete order. For
+    another order, compose single rewrites with ``>>``.
 
     Args:
         graph: The architecture.
-        verify: Whether to check the guarantee of each rewrite.
-        **rewrites: The keyword is the name of a rewrite. The value is the first argument of its
-            function, a dict of options, or True. The keyword ``python`` is for your own rewrites:
-            its value is a dict from ``"package.module:function"`` to such a value. Keywords with
-            the value None or False are ignored.
+        verify: If True, check the result of each rewrite, like ``verify=True`` in its function.
+        **rewrites: The keyword is the name of a rewrite. The value is the first argument of the
+            rewrite's function, a dict of the function's arguments, or True (no arguments). For your
+            own rewrites, use the keyword ``python``. Its value is a dict. Each key is
+            ``"package.module:function"``, and each value is the function's first argument, a dict
+            of its arguments, or True. Keywords with the value None or False are ignored.
 
     Raises:
         SpecError: For an unknown rewrite, or an invalid value.

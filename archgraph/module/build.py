@@ -474,8 +474,9 @@ def _tensor(module: nn.Module, name: str, full: State) -> Tensor:
 def state_dict(graph: ArchGraph, state: State) -> dict[str, Tensor]:
     """Convert a state to a ``state_dict`` of the model from which the graph was traced.
 
-    The two differ only in tied tensors. A state contains a tied tensor under one name, but the
-    model's ``load_state_dict`` requires the tensor under all of its names.
+    A state and a ``state_dict`` differ only in tied tensors (tensors with several names). A state
+    contains a tied tensor under one name, but the model's ``load_state_dict`` requires the tensor
+    under all of its names.
 
     Raises:
         GraphError: If the state lacks a tensor; if a tensor has another shape than in the graph; if
@@ -498,11 +499,12 @@ def state_dict(graph: ArchGraph, state: State) -> dict[str, Tensor]:
 
 
 def load_state(module: nn.Module, state: State) -> None:
-    """Copy a state into a built module in place.
+    """Copy a state (dict from name to tensor) into a module built from a graph, in place.
 
     Raises:
-        GraphError: If a tensor is missing or has another shape; if the state contains a tied tensor
-            under several names with different values. In these cases, nothing is copied.
+        GraphError: If a tensor is missing or has another shape than in the module; if the state
+            contains a tied tensor under several names with different values. In these cases,
+            nothing is copied.
     """
     module = _built(module)
     tensors = state_of(module)

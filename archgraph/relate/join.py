@@ -97,9 +97,9 @@ def join(graphs: Iterable[GraphLike]) -> Joined:
 def meet(graphs: Iterable[GraphLike]) -> Met:
     """Return the largest architecture that is contained in all given graphs.
 
-    The graphs may have been written independently. Every section has the blocks that all graphs
-    have, and every axis has the smallest width of all graphs. The names are those of the graph with
-    fewest blocks.
+    The graphs need not be rewrites of the same graph. The result has the blocks that all graphs
+    have. Each axis has the smallest of its widths in the graphs. The names are those of the graph
+    with the fewest blocks.
 
     Args:
         graphs: At least one graph.

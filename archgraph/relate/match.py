@@ -99,12 +99,14 @@ def match(
     other: GraphLike | None = None,
     seed: int = 0,
 ) -> PositionMatch:
-    """Reorder the channels of a network so that its weights are most similar to another network's.
+    """Reorder the channels of a network so that its weights are similar to another network's.
 
-    An axis is free if its positions (such as channels) can be permuted without changing what the
-    network computes. The algorithm is Algorithm 1 of Ainsworth et al., *Git Re-Basin*, ICLR 2023,
-    but permutes free axes instead of layers. It therefore also supports heads, groups, gates of
-    recurrent layers and concatenations.
+    The second network is reordered to match the first. An axis is a set of dimensions that are
+    permuted together, such as the output channels of a layer and the input channels of the next
+    layer. An axis is free if its positions (such as channels) can be permuted without changing what
+    the network computes. The algorithm is Algorithm 1 of Ainsworth et al., *Git Re-Basin*, ICLR
+    2023, but permutes free axes instead of layers. It therefore also supports heads, groups, gates
+    of recurrent layers and concatenations.
 
     1. Split weights into tensors in which each dimension belongs to at most one axis.
     2. Run the following steps from two initial orders: the present order, and an order in which
@@ -123,7 +125,8 @@ def match(
         seed: Seed of the order in which axes are visited.
 
     Raises:
-        RewriteError: If the second architecture differs in more than its widths, or is wider.
+        RewriteError: If the architectures differ in more than their widths, or the second is wider
+            than the first.
         RejectedUpdate: If a state does not match its architecture, or contains values that are not
             finite.
 

@@ -36,7 +36,7 @@ def add_adapters(
         verify: Check that the function is the same (three forward passes in float64).
 
     Raises:
-        GraphError: If a block does not exist; suggests the nearest name.
+        GraphError: If a block does not exist. The message suggests the nearest name.
         RewriteError: If a block is not residual; if channels are neither the last dimension nor the
             first dimension after the batch; if the model has no residual block and
             ``allow_nothing`` is False.

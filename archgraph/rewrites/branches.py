@@ -51,7 +51,7 @@ def residuals(graph: ArchGraph, blocks: str | Iterable[str] | None) -> tuple[Blo
     """Return the blocks that match names or patterns. Default: all residual blocks.
 
     Raises:
-        GraphError: If a block does not exist; suggests the nearest name.
+        GraphError: If a block does not exist. The message suggests the nearest name.
     """
     parts = structure(graph)
     return tuple(b for b in parts.blocks if b.sums) if blocks is None else parts.matching(blocks)

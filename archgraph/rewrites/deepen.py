@@ -48,7 +48,7 @@ def deepen(
     Raises:
         RewriteError: If a depth is below the section's present depth; if a block cannot compute the
             identity (the message gives the reason).
-        GraphError: If a section does not exist; suggests the nearest name.
+        GraphError: If a section does not exist. The message suggests the nearest name.
 
     Example:
         >>> import torch

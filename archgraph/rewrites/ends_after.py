@@ -35,7 +35,7 @@ def ends_after(
             check that the new network returns the same (three forward passes in float64).
 
     Raises:
-        GraphError: If the section or block does not exist; suggests the nearest name.
+        GraphError: If the section or block does not exist. The message suggests the nearest name.
         RewriteError: If the classifier's input does not match the section's result; if ``head`` is
             None and the section has no exit.
 

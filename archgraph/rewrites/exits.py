@@ -35,7 +35,7 @@ def add_exits(
         verify: Check that the main output is the same (three forward passes in float64).
 
     Raises:
-        GraphError: If a section or block does not exist; suggests the nearest name.
+        GraphError: If a section or block does not exist. The message suggests the nearest name.
         RewriteError: If a classifier's input does not match the section's result.
 
     Example:

@@ -48,7 +48,7 @@ def graft(
         RewriteError: If a depth is below the section's present depth; if a section ends in a block
             that changes the shape; if a section has no counterpart in ``like``; if an order omits a
             block.
-        GraphError: If a section does not exist; suggests the nearest name.
+        GraphError: If a section does not exist. The message suggests the nearest name.
 
     Example:
         >>> import torch

@@ -58,7 +58,7 @@ def add_lora(
         verify: Check that the function is the same (three forward passes in float64).
 
     Raises:
-        GraphError: If a pattern matches no layer; suggests the nearest names.
+        GraphError: If a pattern matches no layer. The message suggests the nearest names.
         RewriteError: If the rank or alpha is out of range; if a layer in ``where`` has a tied,
             grouped or computed weight; if no layer gets an adapter and ``allow_nothing`` is False.
 
@@ -229,18 +229,18 @@ def rank(
     allow_nothing: bool = False,
     verify: bool = False,
 ) -> Rewritten:
-    """Reduce the rank of every low-rank adapter to ``size`` by keeping its first components.
+    """Reduce the rank of all low-rank adapters of a network to ``size``.
 
-    Adapters with a smaller rank are unchanged. If ``alpha`` is not passed, the scale of an adapter
-    does not change. The network then computes the same as the original network with the removed
-    components set to zero.
+    The first ``size`` components of each adapter are kept. Adapters with a smaller rank are
+    unchanged. If ``alpha`` is not passed, the scale of an adapter does not change. The network then
+    computes the same as the original network with the removed components set to zero.
 
     Args:
         graph: An architecture with low-rank adapters.
         size: The new rank. Default: keep every rank.
-        alpha: New numerator of the scale of every adapter, as in :func:`archgraph.add_lora`.
-            If the scales of clients differ, use the strategy ``flora``.
-        scaling: The scale: ``alpha / rank``, or ``alpha / √rank`` (``rsqrt``).
+        alpha: New ``alpha`` of every adapter, which is the numerator of its scale, as in
+            :func:`archgraph.add_lora`. If the scales of clients differ, use the strategy ``flora``.
+        scaling: Formula of the scale: ``alpha / rank``, or ``alpha / √rank`` (``rsqrt``).
         allow_nothing: If True, return a model unchanged if it has no adapters or if all ranks are
             at most ``size``.
         verify: Check that the network computes the same as the original with the removed components

@@ -33,7 +33,9 @@ def narrow(
     seed: int = 0,
     allow_nothing: bool = False,
 ) -> Rewritten:
-    """Keep the first positions (indices) of axes, and add the removed weights to the kept ones.
+    """Make a network narrower, and add the removed weights to the kept weights.
+
+    The first positions (indices, such as channels) of each axis are kept.
 
     Args:
         graph: The wide architecture.

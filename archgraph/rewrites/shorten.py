@@ -15,7 +15,7 @@ from archgraph.states import Rewritten
 
 @takes_graph
 def shorten(graph: ArchGraph, depths: Mapping[str, int], *, verify: bool = False) -> Rewritten:
-    """Shorten sections by removing their last removable blocks.
+    """Shorten sections (stages of similar blocks) by removing their last removable blocks.
 
     Args:
         graph: The architecture.
@@ -26,7 +26,7 @@ def shorten(graph: ArchGraph, depths: Mapping[str, int], *, verify: bool = False
     Raises:
         RewriteError: If a section cannot have the given number of blocks. The message gives the
             possible range.
-        GraphError: If a section does not exist; suggests the nearest name.
+        GraphError: If a section does not exist. The message suggests the nearest name.
 
     Example:
         >>> import torch

@@ -32,7 +32,7 @@ def skip(
     keep_projection: bool = False,
     verify: bool = False,
 ) -> Rewritten:
-    """Remove blocks: the input of each block replaces its output.
+    """Remove blocks of a network. The input of a removed block replaces the block's output.
 
     A dense block (DenseNet) returns its input concatenated with new features. If a dense block is
     removed, its new features are removed, and all layers that read these features become narrower.
@@ -47,11 +47,11 @@ def skip(
             input and output differ in shape can then be removed as well (NeFL).
         verify: Check the result with three forward passes in float64. The reference is the original
             network in which the residual branches of the removed blocks are multiplied by zero, and
-            their other layers are replaced by the identity.
+            the other layers of these blocks are replaced by the identity.
 
     Raises:
         RewriteError: If a block cannot be removed. The message gives the reason.
-        GraphError: If a block does not exist; suggests the nearest name.
+        GraphError: If a block does not exist. The message suggests the nearest name.
 
     Example:
         >>> import torch

@@ -64,11 +64,11 @@ def split(
         before: Sections or blocks before which to cut.
 
     Returns:
-        The parts in order; ``chain(split(g, …)) == g``.
+        The architectures in order. ``chain(split(g, …)) == g`` holds.
 
     Raises:
-        RewriteError: If a cut leaves a part empty.
-        GraphError: If a section or block does not exist; suggests the nearest name.
+        RewriteError: If one of the architectures would be empty.
+        GraphError: If a section or block does not exist. The message suggests the nearest name.
 
     Example:
         >>> import torch

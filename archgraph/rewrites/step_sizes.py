@@ -44,7 +44,7 @@ def add_step_sizes(
             float64).
 
     Raises:
-        GraphError: If a block does not exist; suggests the nearest name.
+        GraphError: If a block does not exist. The message suggests the nearest name.
         RewriteError: If a block is not residual; if it already has a step size; if the model has no
             residual block and ``allow_nothing`` is False.
 

@@ -45,14 +45,15 @@ def take(
         positions: Dict from axis name, role or pattern to the positions to keep, in their new
             order. For an axis that several arguments match, ``positions`` overrides ``sizes``, and
             ``sizes`` overrides ``shares``. In each dict, later items override earlier items.
-        importance: Scores of positions, or a file with scores. On axes that ``shares`` or ``sizes``
-            cut, the positions with the highest scores are kept instead of the first positions.
+        importance: Scores of the positions (the result of :func:`archgraph.importance`), or a file
+            with scores. On axes that ``shares`` or ``sizes`` cut, the positions with the highest
+            scores are kept instead of the first positions.
         rounding: ``ceil`` (HeteroFL, NeFL) or ``floor`` (ScaleFL, RecipFL's small nets).
-        allow_nothing: If True, fractions may change no size. This happens if all axes are pinned
-            (cannot be cut), or if rounding gives the old sizes.
+        allow_nothing: If True, accept fractions that change no size, because all axes are pinned
+            (cannot be cut) or because rounding gives the old sizes.
         verify: Check that the result computes the same as the original network in which all removed
-            positions are set to zero (three forward passes in float64). Axes over which the network
-            computes a norm, a softmax or a reduction are not compared.
+            positions are set to zero (three forward passes in float64). The comparison leaves out
+            axes over which the network computes a norm, a softmax or a reduction.
 
     Raises:
         RewriteError: If no shares, sizes or positions are passed; if a size or position is

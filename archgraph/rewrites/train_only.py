@@ -27,7 +27,8 @@ def train_only(graph: ArchGraph, patterns: str | Iterable[str]) -> Rewritten:
             A tied parameter is chosen if any of its names matches.
 
     Raises:
-        GraphError: If a pattern matches no trainable parameter; suggests the nearest names.
+        GraphError: If a pattern matches no trainable parameter. The message suggests the nearest
+            names.
 
     Example:
         >>> import torch

@@ -26,28 +26,28 @@ def widen(
     allow_nothing: bool = False,
     verify: bool = False,
 ) -> Rewritten:
-    """Make a network wider without changing its function in evaluation (Net2WiderNet).
+    """Make a network wider without changing its outputs in evaluation mode (Net2WiderNet).
 
     New positions (indices along an axis, such as channels) are copies of old positions. If a layer
     sums over the axis, its weights are divided by the number of copies. The choice of the copied
-    positions depends only on the seed, the name of the axis and its old and new size. Server and
-    clients therefore make the same choice. If the new size is a multiple of the old one, all
-    positions are copied equally often.
+    positions depends only on the seed and on the name, the old size and the new size of the axis.
+    Server and clients therefore make the same choice. If the new size is a multiple of the old
+    size, all positions are copied equally often.
 
     Args:
         graph: The narrow architecture.
         factors: One factor from 1 to 16 for every width, or a dict from axis to factor. The keys of
             the dict are those of ``shares`` in :func:`take`. For a larger factor, use ``sizes``.
         sizes: Dict from axis to its new number of positions.
-        positions: Dict from axis to a list with one item per position of the wide axis: the
-            position of the narrow axis that it copies.
+        positions: Dict from axis to a list of positions. Position ``i`` of the wide axis is a copy
+            of the position of the narrow axis that is item ``i`` of the list.
         seed: Seed for the choice of the copied positions.
-        approximate: If True, copy positions even if this changes the function. The function changes
-            if the network computes a softmax over the axis, or a norm over the axis and not all
-            positions are copied equally often.
+        approximate: If True, copy positions even if this changes the outputs. The outputs change if
+            the network computes a softmax over the axis. They also change if the network computes a
+            norm over the axis, unless all positions are copied equally often.
         allow_nothing: If True, accept factors that change nothing, as in :func:`take`.
-        verify: Check that the function is the same (three forward passes in float64). If
-            ``approximate`` changes the function, check only that the network runs and that its
+        verify: Check that the outputs are the same (three forward passes in float64). If
+            ``approximate`` changes the outputs, check only that the network runs and that its
             output depends on its input.
 
     Raises:

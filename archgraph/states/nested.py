@@ -11,7 +11,7 @@ from archgraph.states.transfer import Transfer
 
 
 def nested(larger: Transfer, smaller: Transfer) -> Transfer:
-    """Return the transfer from a submodel to a smaller submodel that it contains.
+    """Return the transfer (mapping of weights) from a larger to a smaller submodel of a model.
 
     Args:
         larger: Transfer from the model to the larger submodel.

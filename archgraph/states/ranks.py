@@ -13,7 +13,7 @@ PIECE = 1 << 16  # values that stay in the cache
 def squares_between(
     values: np.ndarray, first: int, final: int, *, signed: bool = True
 ) -> tuple[float, int]:
-    """Sum and count the squares of all values between two ranks of the sorted values.
+    """Sum the squares of all values between two ranks, and count these values.
 
     A rank is an index into the values in ascending order.
 

@@ -15,10 +15,11 @@ from archgraph.states.transfer import Transfer
 
 @takes_graph
 def widths(graph: ArchGraph, transfer: Transfer) -> dict[str, int]:
-    """Return a dict from axis to its width (such as number of channels) after a transfer.
+    """Return the width (such as number of channels) of each axis in a narrower architecture.
 
-    For a removed block, the axis of its output has the width of the axis of its input. Other axes
-    that the narrow architecture lacks are omitted.
+    The result is a dict from axis of ``graph`` to width. If a block was removed, the axis of its
+    output has the width of the axis of its input. Other axes that the narrower architecture lacks
+    are omitted.
 
     Args:
         graph: The architecture before the transfer.

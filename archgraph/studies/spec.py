@@ -318,11 +318,11 @@ class StudyCell:
 
 
 def load_study(path: str | os.PathLike[str]) -> StudySpec:
-    """Read a study file; :func:`cells` then returns the experiments of the study.
+    """Read a study file. The function :func:`cells` then returns the experiments of the study.
 
     Raises:
-        SpecError: If the study is invalid (the message names file, line and key), or requires scipy
-            and scipy is not installed.
+        SpecError: If the study is invalid (the message names file, line and key); if the study
+            requires scipy, which is not installed.
     """
     document = read_document(path)
     study = document.validate(StudySpec).read_from(document)

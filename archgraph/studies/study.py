@@ -365,14 +365,15 @@ def study(
     records: str | os.PathLike[str] | None = None,
     notify: Callable[[str], object] = lambda line: None,
 ) -> StudyResult:
-    """Run the missing cells of a study, and return its results.
+    """Run the missing experiments of a study, and return the results of the study.
 
-    Every run is an ordinary run folder under ``out/runs``. Its name contains a digest of everything
-    that affects the results. A run that several studies contain is therefore executed only once. A
-    finished run adds a line to a file in ``records``
-    (:class:`~archgraph.studies.records.StudyRecord`). All results are computed from these lines, so
-    run folders may be deleted, and recorded runs are not repeated. Interrupted runs resume after
-    their last checkpoint, so the same call continues an interrupted study.
+    Every run has a folder under ``out/runs``. The name of the folder contains a hash of all
+    settings that affect the results. A run that several studies contain is therefore executed only
+    once. A finished run adds a line to a file in ``records``
+    (:class:`~archgraph.studies.records.StudyRecord`). All results of the study are computed from
+    these lines. Run folders may therefore be deleted, and recorded runs are not repeated.
+    Interrupted runs resume after their last checkpoint, so the same call continues an interrupted
+    study.
 
     Args:
         file: A study file, or the result of ``load_study``.
@@ -381,10 +382,10 @@ def study(
             number.
         out: Folder for runs and tables.
         data_root: Folder of the data sets. Default: the environment variable ``ARCHGRAPH_DATA``.
-        python: Whether Python code that the study's files name may be executed.
+        python: If True, allow running the Python code to which the study's files refer.
         only_read: Run nothing, and return the results of the recorded runs.
-        only: Run only the cells that match these patterns of rows, columns or ``ROW | COLUMN`` (as
-            in ``leave_out``). Default: all.
+        only: Run only the experiments that match one of these patterns. A pattern is a row, a
+            column, or ``ROW | COLUMN``, as in the key ``leave_out`` of a study file. Default: all.
         seeds: Run only these seeds of the study. Default: all.
         again: Repeat runs that were recorded with another version of torch or numpy, or with a
             version of archgraph that computes other results.
@@ -394,8 +395,8 @@ def study(
         notify: Function that is called with lines of text about the progress of the runs.
 
     Raises:
-        SpecError: If the study is invalid, a cell is not a valid experiment, or ``only`` or
-            ``seeds`` does not match any cell or seed.
+        SpecError: If the study or one of its experiments is invalid; if ``only`` matches no
+            experiment; if ``seeds`` contains a number that is not a seed of the study.
         DataError: If no run can start because data sets are missing. The message names all missing
             data sets.
         RunError: If the tables cannot be written. A failed run does not raise an error; see
