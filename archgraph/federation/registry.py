@@ -21,8 +21,8 @@ def find_strategy(name: str) -> type[Strategy]:
 
     Args:
         name: The name of an entry point in the group ``archgraph.strategies``, or
-            ``package.module:Class``. A class outside archgraph is imported only inside
-            :func:`archgraph.language.allowed`.
+            ``package.module:Class``. A class outside archgraph is imported only in a ``with`` block
+            of :func:`archgraph.language.allowed`.
 
     Raises:
         SpecError: If no strategy or several strategies have this name, or if the class cannot be

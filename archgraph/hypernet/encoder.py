@@ -54,7 +54,7 @@ class ParameterEncoder(nn.Module):
         slots: Number of slots (see :class:`DecoderSlot`). Each slot has a learned vector, so that a
             weight and a bias with equal values are encoded differently.
         width: Size of the resulting vector.
-        bins: Maximum number of means that summarise a tensor.
+        bins: Maximum number of means to which the values of a tensor are reduced.
         piece: Number of means in a piece. Encoding is 14 times faster with 8 means than with 1.
         heads: Number of attention heads.
         hidden: Size of the Transformer's hidden layer.

@@ -43,9 +43,10 @@ AT_ONCE = 2**21  # maximum number of values that `pull_back` generates at a time
 class GraphHypernetwork(nn.Module):
     """GHN(G, a; φ): a network on the server that generates weights for many architectures.
 
-    Create it with :meth:`for_graphs`, which chooses its sizes. The network also accepts graphs that
-    were not passed to :meth:`for_graphs`, if the slot of each of their tensors (see
-    :class:`DecoderSlot`) occurs in a graph that was passed. The sizes of the tensors may differ.
+    Create the network with :meth:`for_graphs`, which computes ``vocabulary`` and ``largest`` from
+    graphs. The network also accepts graphs that were not passed to :meth:`for_graphs`, if the slot
+    of each of their tensors (see :class:`DecoderSlot`) occurs in a graph that was passed. The sizes
+    of the tensors may differ.
 
     Args:
         vocabulary: The operators that the network distinguishes.
@@ -55,7 +56,7 @@ class GraphHypernetwork(nn.Module):
         steps: Number of times that the graph is traversed forward and backward (τ).
         reach: Maximum length of a shortest path that becomes a virtual edge. With 1, the network
             uses only the graph's edges.
-        bins: Maximum number of means that summarise a tensor for the encoder.
+        bins: Maximum number of means to which the values of a tensor are reduced for the encoder.
         piece: Number of means per token. The encoder is a Transformer.
         decoders: Class of the decoders: ``tiled`` (:class:`Tiled`) or ``low_rank``
             (:class:`LowRank`).
