@@ -38,7 +38,7 @@ def part(
     norm: NormName = "averaged",
     weights: State | None = None,
 ) -> Task:
-    """Return a task in which a client trains its part of the global model.
+    """Return a task in which a client trains its submodel of the global model.
 
     Args:
         world: The clients and tiers.
@@ -49,7 +49,8 @@ def part(
         mask_absent: In the default program, set the logits of classes that do not occur in the
             client's data to 0.
         norm: How running statistics are treated; see :class:`NormPolicy`.
-        weights: The model's weights. Default: the tier's part of the global weights.
+        weights: Weights of the submodel. Default: the global weights, mapped by the tier's
+            ``transfer``.
     """
     tier = tier or world.tier_of(client)
     policy = NormPolicy(norm)
@@ -69,7 +70,7 @@ def part(
 
 @functools.lru_cache(maxsize=1024)
 def identity_of(graph: ArchGraph, names: tuple[str, ...]) -> Transfer:
-    """Return the identity transfer of the named tensors, to average only these tensors."""
+    """Return an identity transfer for some tensors. With it, only these tensors are averaged."""
     slots = {slot.name: slot for slot in signature(graph)}
     return Transfer.identity(tuple(slots[name] for name in names))
 
@@ -86,10 +87,10 @@ def covered_mean(
     """Return the state with the global weights replaced by the mean of all results.
 
     Each value is averaged over the clients whose model contains this value:
-    ``θ = Σ w_c A_cᵀ θ_c / Σ w_c A_cᵀ 1``, where ``A_c`` is the transfer of client c. A value that
-    is in no client's model stays unchanged. Tensors in ``Result.unmerged`` are skipped. Memory
-    holds one update at a time, and up to ``World.wait`` bytes of further updates. With the
-    experiment's key ``aggregate``, a robust mean may be used; see :mod:`.robust_means`.
+    ``θ = Σ w_c A_cᵀ θ_c / Σ w_c A_cᵀ 1``, where ``A_c`` is the transfer of client c. Values that no
+    client's model contains stay unchanged, as do tensors in ``Result.unmerged``. One update is in
+    memory at a time, in addition to up to ``World.wait`` bytes of collected updates. The
+    experiment's key ``aggregate`` can select a robust mean; see :mod:`.robust_means`.
 
     Args:
         world: The clients and tiers.
@@ -101,8 +102,8 @@ def covered_mean(
             number per row of the tensor: 1 if the client's row is averaged, else 0. Default: all
             rows are averaged.
         sizes: Function of a client's result. It returns a dict from tensor name to a number, such
-            as the tensor's norm. The client's tensor is divided by this number, and the mean over
-            clients is multiplied by the mean of these numbers (FedFA's α).
+            as the tensor's norm. The client's tensor is divided by its number before averaging. The
+            mean over clients is then multiplied by the mean of these numbers (FedFA's α).
     """
 
     def contributions() -> Iterator[Contribution]:
@@ -120,7 +121,7 @@ def group_means(
 ) -> ServerState:
     """Return the state with each group of tensors replaced by the mean of its contributions.
 
-    A group consists of the tensors with the same path prefix, such as ``global``; see
+    A group consists of all tensors whose names have the same prefix, such as ``global``; see
     :class:`ServerState`. Groups without a contribution stay unchanged.
 
     Args:
@@ -201,10 +202,10 @@ def by_tier(
         norm: How running statistics are treated; see :class:`NormPolicy`.
         runs: Name of the tier of each client, indexed by client id. Default: the client's tier in
             the family.
-        submodel: Function that replaces a tier by another tier, whose graph and transfer then
-            define the tested model. Default: tiers are not replaced.
-        model: Function that maps a tier to the tested model; ``submodel`` is then ignored. Default:
-            the part of the global model that ``submodel`` defines.
+        submodel: Function that maps a tier to the tier whose graph and transfer define the tested
+            model. Default: the same tier.
+        model: Function that maps a tier to the tested model. If set, ``submodel`` is ignored.
+            Default: the submodel of the global model that ``submodel`` defines.
         private: Whether clients' private tensors are used when a model is tested on a client's
             data. Default: only if ``norm`` is ``local``.
         whole: Whether to test the global model. If a tier is passed, the tier's model is tested in

@@ -58,7 +58,9 @@ def embedding_width(graph: ArchGraph) -> int:
 
 
 def class_sums(rows: Tensor, targets: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """Return for each class the sum ``[class, column]`` and the number ``[class]`` of its rows.
+    """Return the sum and the number of rows of each class.
+
+    The sums have the shape ``[class, column]``, and the numbers the shape ``[class]``.
 
     Args:
         rows: One row per example, ``[example, column]``.
@@ -79,7 +81,7 @@ def class_sums(rows: Tensor, targets: Tensor, classes: int) -> tuple[Tensor, Ten
 
 
 def sent_rows(table: Tensor, known: Tensor) -> State:
-    """Return a dict to send, which contains the rows of the known classes and their class indices.
+    """Return a dict with the rows of a table for the known classes, and the classes' indices.
 
     Example:
         >>> sent_rows(torch.eye(2), torch.tensor([False, True]))
@@ -89,9 +91,10 @@ def sent_rows(table: Tensor, known: Tensor) -> State:
 
 
 def rows_of(sent: State, classes: int, width: int) -> tuple[Tensor, Tensor]:
-    """Return a table ``[class, column]`` of sent rows, and a mask ``[class]`` of their classes.
+    """Return a table ``[class, column]`` of sent rows, and a mask ``[class]`` of sent classes.
 
-    ``sent`` is a dict from :func:`sent_rows`. Rows of all other classes are 0 in the table.
+    ``sent`` is a dict from :func:`sent_rows`. In the table, the rows of classes that were not sent
+    are 0.
 
     Example:
         >>> table, known = rows_of({"classes": torch.tensor([1]), "rows": torch.ones(1, 2)}, 2, 2)
@@ -106,7 +109,7 @@ def rows_of(sent: State, classes: int, width: int) -> tuple[Tensor, Tensor]:
 
 
 def check_rows(world: World, result: Result, width: int) -> None:
-    """Check the rows that a client sent with :func:`sent_rows`.
+    """Check the rows (one per class) that a client sent with :func:`sent_rows`.
 
     Raises:
         RejectedUpdate: If a class does not occur in the client's training data, the classes are not

@@ -20,13 +20,15 @@ TINY = 1e-30  # lower bound of sizes in divisions
 
 
 class Contribution(NamedTuple):
-    """A client's contribution to a mean over clients, which becomes a part of the server's state.
+    """The tensors and the weight with which a client contributes to a mean over clients.
+
+    The mean replaces a group of tensors in the server's state.
 
     Attributes:
         client: Id of the client.
-        group: Name of the group, such as ``global``; see :class:`ServerState`.
-        whole: Architecture whose weights form the group. If there is no such architecture: the
-            signature of the group, that is, the name, shape and dtype of each tensor.
+        group: Name of the group of tensors, such as ``global``; see :class:`ServerState`.
+        whole: Architecture whose weights form the group. If the group's tensors are not the weights
+            of an architecture: a tuple with the name, shape and dtype of each tensor.
         transfer: Linear map from the group's tensors to the client's tensors.
         state: The client's tensors after training.
         weight: Weight of the client in the mean.
@@ -51,10 +53,10 @@ class Contribution(NamedTuple):
     def of(
         cls, result: Result, whole: ArchGraph, weights: WeightOf, *, group: str = GLOBAL
     ) -> Contribution:
-        """Create the contribution of a client's result to a group of the server's state.
+        """Create a contribution from a client's result.
 
         Raises:
-            RunError: If the task did not set the transfer of its weights from the server's state.
+            RunError: If the client's task has no ``transfer``.
         """
         if result.transfer is None:
             hint = "make the task with part(), or set Task.transfer"

@@ -41,7 +41,7 @@ class Family:
         graph: The global architecture. If there is no global model, it is an empty graph.
         state: Initial weights of the global model, if it comes from Python code or a file with
             weights. Otherwise None.
-        clients: The tiers, one for each kind of client, in the order of the file.
+        clients: The tiers (architectures of clients), in the order of the file.
         name: Name of the family in its file; may be empty.
     """
 
@@ -59,12 +59,12 @@ class Family:
 
     @property
     def models(self) -> Mapping[str, ArchGraph]:
-        """Dict from name to architecture: ``global`` (if there is one) and each kind of client."""
+        """Dict from name to architecture, with the tiers and, if it exists, ``global``."""
         clients = {kind.name: kind.graph for kind in self.clients}
         return {GLOBAL: self.graph, **clients} if self.has_global else clients
 
     def table(self) -> Table:
-        """Return a table with a row per architecture: number of clients, parameters, MACs."""
+        """Return a table with the number of clients, parameters and MACs of each architecture."""
         counts = {kind.name: str(kind.count) for kind in self.clients}
         rows = tuple((k, counts.get(k, ""), *sizes(graph)) for k, graph in self.models.items())
         columns = ("model", "clients", "parameters", "MACs")

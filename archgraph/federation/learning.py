@@ -96,17 +96,16 @@ class LearningTask:
         form: Meaning of a target: a class, labels, numbers, or unknown.
         loss: The loss that training minimises.
         metrics: Metrics that tests compute in addition to the loss.
-        judge: Name of the metric by which models are ranked. This is the first metric in the
-            experiment.
-        shapes: Function that maps the shape of an example's target and the number of classes to the
-            allowed shapes of the example's prediction.
+        judge: Name of the metric by which models are ranked: the first metric in the experiment.
+        shapes: Function that returns the allowed shapes of an example's prediction. Its arguments
+            are the shape of the example's target and the number of classes.
         class_axis: Axis of the classes in a model's output. In predictions, the classes are moved
             to the last axis.
         per_example: Whether each example has exactly one class.
         predict: Function that selects the predictions among a model's outputs.
         auxiliary: Weight of the loss of each auxiliary output in training.
-        one_logit: If models may return a single logit per target for two classes, the number of
-            axes of the targets. Otherwise 0.
+        one_logit: Number of axes of a batch of targets, if there are two classes and models may
+            return a single logit per target. Otherwise 0.
         class_weights: Weight of each class in the loss. Default: 1 for all classes.
     """
 
@@ -134,7 +133,7 @@ class LearningTask:
 
     @property
     def better(self) -> dict[str, bool | None]:
-        """Dict from metric to True if higher is better. The metric that ranks models comes first.
+        """Dict from metric to True if higher is better. The metric ``judge`` comes first.
 
         >>> TASKS["regression"].better
         {'mse': False, 'rmse': False, 'mae': False, 'r2': True, 'loss': False}
@@ -144,7 +143,7 @@ class LearningTask:
 
     @property
     def measured(self) -> tuple[AnyMetric, ...]:
-        """The metrics that a test computes, and the loss as the last item."""
+        """The metrics that a test computes. The last one is the loss."""
 
         def rows(predictions: Tensor, targets: Tensor) -> Tensor:
             return self.losses(predictions, targets)
@@ -152,7 +151,7 @@ class LearningTask:
         return (*self.metrics, Metric("loss", False, rows, mean))
 
     def says(self, classes: int) -> str:
-        """Describe for error messages which predictions this task requires."""
+        """Return a description of the predictions that this task requires, for error messages."""
         one = " or one for both" if classes == 2 else ""
         words = {"classes": f"a logit for each of {classes} classes{one}", "values": "numbers"}
         return words.get(self.form, f"a logit for each of {classes} labels")

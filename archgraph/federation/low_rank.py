@@ -30,12 +30,12 @@ class LowRankAdapter:
     """A low-rank adapter, which adds ``scale · up @ down`` to the weight of a layer.
 
     Attributes:
-        down: Name of the first weight ``A``, [rank, in, kernel…].
-        up: Name of the second weight ``B``, [out, rank, 1…].
-        scale: Factor of the product.
+        down: Name of the weight ``A``, [rank, in, kernel…], which is applied first.
+        up: Name of the weight ``B``, [out, rank, 1…], which is applied second.
+        scale: Number by which the product ``up @ down`` is multiplied.
         weight: Name of the layer's weight.
         transposed: Whether the layer's weight has the shape [in, out].
-        alone: Whether no other layer uses the weight.
+        alone: Whether only one layer uses the weight.
     """
 
     down: str
@@ -102,8 +102,9 @@ class LowRankAveraging(Averaging, Masking):
 
         Raises:
             RunError: If the model has no low-rank adapters, the adapters are frozen, or a client's
-                model differs from the global model in more than the rank. Also if only one factor
-                of an adapter is private, and the method averages products of both factors.
+                model differs from the global model in more than the adapters' ranks. If the method
+                averages products of both factors of an adapter, also if only one of the factors is
+                private.
         """
         adapters = low_rank(world.graph)
         name = type(self).__name__
@@ -160,7 +161,7 @@ class LowRankAveraging(Averaging, Masking):
         return tuple(a for a in low_rank(world.graph) if a.up not in private)
 
     def fixed(self, world: World, round: int) -> frozenset[str]:
-        """Return the names of the adapters' factors that are not trained in a round."""
+        """Return the names of the adapter weights that are frozen in a round."""
         return frozenset()
 
     def tier(self, world: World, state: ServerState, client: int) -> Tier:
@@ -168,10 +169,10 @@ class LowRankAveraging(Averaging, Masking):
         return world.tier_of(client)
 
     def send(self, world: World, state: ServerState, client: int, round: int) -> Task:
-        """Send the client its part of the global model.
+        """Send the client its submodel of the global model.
 
-        Clients do not return frozen parameters. Tensors that never change are sent only in the
-        client's first task.
+        The client does not return frozen parameters. Tensors that never change are sent only in its
+        first task.
         """
         tier = self.tier(world, state, client)
         task = part(world, state, client, tier=tier, mask_absent=self.mask_absent, norm=self.norm)
@@ -187,7 +188,7 @@ class LowRankAveraging(Averaging, Masking):
     def receive(
         self, world: World, state: ServerState, results: Iterable[Result], round: int
     ) -> ServerState:
-        """Merge results, and record which clients have received the tensors that never change."""
+        """Merge the results. Store which clients have received the tensors that never change."""
         seen = set(state.values["seen"])
 
         def noted() -> Iterator[Result]:
@@ -210,7 +211,10 @@ class LowRankAveraging(Averaging, Masking):
 
 
 def freeze(graph: ArchGraph, names: frozenset[str], *, trainable: bool = False) -> ArchGraph:
-    """Return the architecture with the named parameters frozen or, if requested, trainable."""
+    """Return a copy of an architecture with some parameters frozen.
+
+    With ``trainable``, these parameters are trainable instead.
+    """
     change = (replace(p, trainable=trainable) if p.name in names else p for p in graph.params)
     return graph.replace(params=tuple(change))
 

@@ -29,9 +29,9 @@ class Metric:
 
     Attributes:
         name: Name of the metric in the records of a run.
-        higher_is_better: Whether higher is better; None if neither higher nor lower is better.
-        rows: Function of the predictions and targets of a batch. It returns one or several numbers
-            per example, ``[example]`` or ``[example, number]``.
+        higher_is_better: Whether higher values are better. None if neither is better.
+        rows: Function that computes one or several numbers per example, ``[example]`` or
+            ``[example, number]``, from the predictions and targets of a batch.
         value: Function that returns the value of the metric. Its arguments are the results of
             ``rows`` for all examples, and the number of targets that are not ignored (at least 1).
         forms: Kinds of targets (``classes``, ``labels``, ``values``) for which the metric is
@@ -52,9 +52,10 @@ class DerivedMetric:
     Attributes:
         name: Name of the metric in the records of a run.
         higher_is_better: Whether higher is better.
-        source: Name of the metric from which it is computed.
+        source: Name of the metric from which this metric is computed.
         convert: Function that maps the value of ``source`` to the value of this metric.
-        forms: Meanings of a target (:attr:`LearningTask.form`) for which the metric is defined.
+        forms: Kinds of targets (values of :attr:`LearningTask.form`) for which the metric is
+            defined.
     """
 
     name: str

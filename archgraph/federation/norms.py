@@ -20,19 +20,19 @@ class NormPolicy:
     Attributes:
         name: With ``averaged``, running statistics are averaged like weights. With ``local``,
             running statistics never leave the client. With ``static``, running statistics are not
-            merged. Before each evaluation, new statistics are computed in one pass over training
-            data (HeteroFL's sBN). With ``per_submodel``, the server stores the norm layers of each
-            submodel separately (NeFL).
+            merged. Instead, they are computed before each evaluation by running the model once on
+            training data (HeteroFL's sBN). With ``per_submodel``, the server stores the norm layers
+            of each submodel separately (NeFL).
     """
 
     name: NormName
 
     def private(self, graph: ArchGraph) -> frozenset[str]:
-        """Return the names of the tensors that stay with the client, for ``Task.private``."""
+        """Return the names of the tensors that stay with the client (see ``Task.private``)."""
         return frozenset(statistics(graph)) if self.personal else frozenset()
 
     def unmerged(self, graph: ArchGraph) -> frozenset[str]:
-        """Return the names of the tensors that the server does not merge, for ``Task.unmerged``."""
+        """Return the names of the tensors that are not merged (see ``Task.unmerged``)."""
         match self.name:
             case "local" | "static":
                 return frozenset(statistics(graph))
@@ -44,12 +44,12 @@ class NormPolicy:
 
     @property
     def personal(self) -> bool:
-        """Whether running statistics stay with clients, for ``Evaluated.private``."""
+        """Whether running statistics stay with clients (see ``Evaluated.private``)."""
         return self.name == "local"
 
     @property
     def evaluation(self) -> Literal["stored", "recompute"]:
-        """Value of ``Evaluated.statistics``: whether tests recompute running statistics."""
+        """The value of ``Evaluated.statistics`` under this policy: ``stored`` or ``recompute``."""
         # Static training does not collect them.
         return "recompute" if self.name == "static" else "stored"
 

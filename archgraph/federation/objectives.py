@@ -58,7 +58,7 @@ class TaskLoss:
 
 
 def mask_absent(logits: Tensor, present: Tensor) -> Tensor:
-    """Set the logits of classes that a client's data does not contain to 0.
+    """Set the logits to 0 for all classes that do not occur in a client's data.
 
     Args:
         logits: Logits, ``[..., classes]``.
@@ -82,7 +82,7 @@ def mask_absent(logits: Tensor, present: Tensor) -> Tensor:
 
 
 def counted_logits(logits: Tensor, examples: Examples) -> Tensor:
-    """Return the logits ``[target, class]`` of all targets except those of class -100.
+    """Return the logits ``[target, class]`` of all targets whose class is not -100.
 
     Distillation between models uses this function to ignore padding.
 

@@ -21,8 +21,8 @@ class Weighted(Strategy):
 
     Attributes:
         weights: Weight of a client in averages. With ``examples``, the weight of a client is the
-            total weight of its examples in the loss. By default, this is their number if each
-            example has one target. With ``uniform``, every client has weight 1.
+            total weight of its examples in the loss. If each example has one target, this is by
+            default the number of examples. With ``uniform``, every client has weight 1.
         private: Names of parameters and buffers, or patterns such as ``fc.*``. These parameters and
             buffers stay with each client: they are neither sent nor merged.
     """

@@ -23,7 +23,7 @@ under names with this prefix, and the engine tests this model on the client's da
 
 @dataclass(frozen=True)
 class PartAveraging(Averaging, Masking):
-    """A method whose clients train parts of the global model.
+    """A method in which each client trains a submodel of the global model.
 
     By default, each value is averaged over the clients whose model contains this value.
     """
@@ -35,7 +35,7 @@ class PartAveraging(Averaging, Masking):
         return ServerState().with_group(GLOBAL, world.state)
 
     def send(self, world: World, state: ServerState, client: int, round: int) -> Task:
-        """Send the client its part of the global model."""
+        """Send the client its submodel of the global model."""
         return part(world, state, client, mask_absent=self.mask_absent, norm=self.norm)
 
     def receive(

@@ -30,8 +30,8 @@ def named_entries(graph: ArchGraph, patterns: tuple[str, ...]) -> frozenset[str]
 
     Args:
         graph: The architecture.
-        patterns: Names of parameters and buffers, or patterns of names (``fc.*``). A tied parameter
-            has several names. It matches if any of these names matches.
+        patterns: Names of parameters and buffers, or patterns of names (``fc.*``). A parameter with
+            several names (tied weights) matches if any of its names matches.
 
     Example:
         >>> from torch import nn, zeros
@@ -54,9 +54,9 @@ def named_entries(graph: ArchGraph, patterns: tuple[str, ...]) -> frozenset[str]
 def classifier(graph: ArchGraph, classes: int = 0) -> frozenset[str]:
     """Return the names of the parameters of a model's head.
 
-    The head consists of all parameters with one row per class, including those of early exits. If
-    no parameter has one row per class, as in regression, the head consists of the parameters of the
-    last operator that multiplies by a weight.
+    The head consists of all parameters with one row per class, including the parameters of early
+    exits. If there are none, as in regression, the head consists of the parameters of the last
+    operator that multiplies its input by a weight.
 
     Args:
         graph: The architecture.
@@ -105,11 +105,11 @@ def additions(graph: ArchGraph, transfer: Transfer) -> frozenset[str]:
 
 
 def private_task(strategy: Strategy, world: World, task: Task) -> Task:
-    """Return the task with the names of all private tensors in ``Task.private``.
+    """Return a copy of the task whose ``private`` contains the names of all private tensors.
 
     Private tensors are the tensors that :meth:`Strategy.private_entries` returns, and all trained
-    tensors that the global model lacks. Tensors in ``Task.unmerged`` that the global model lacks
-    are not private: the strategy itself merges them.
+    tensors that the global model lacks. However, a tensor that the global model lacks is not
+    private if it is in ``Task.unmerged``, because the strategy itself merges this tensor.
     """
     private = strategy.private_entries(world, task.graph)
     # Transfers from other groups of the state do not concern the global model.
@@ -121,16 +121,16 @@ def private_task(strategy: Strategy, world: World, task: Task) -> Task:
 def private_models(
     strategy: Strategy, world: World, models: Iterable[Evaluated], *, every: bool = False
 ) -> Iterator[Evaluated]:
-    """Yield the models to test, and set ``private=True`` if clients have private tensors.
+    """Yield models to test, with ``private=True`` for each model that has private tensors.
 
-    A model with private tensors but without clients (such as the global model) is omitted, because
-    the server has only the initial values of these tensors.
+    A model with private tensors is omitted if its list of clients is empty (as for the global
+    model), because the server has only the initial values of private tensors.
 
     Args:
         strategy: The method.
         world: The clients and tiers.
         models: Models from :meth:`Strategy.evaluated`.
-        every: Also yield models with private tensors but without clients.
+        every: If True, no model is omitted.
     """
     tiers = world.tiers if world.graph.nodes else ()
     more = {tier.name for tier in tiers if additions(tier.graph, tier.transfer)}

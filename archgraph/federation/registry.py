@@ -21,8 +21,8 @@ def find_strategy(name: str) -> type[Strategy]:
 
     Args:
         name: The name of an entry point in the group ``archgraph.strategies``, or
-            ``package.module:Class``. A class outside archgraph is imported only inside
-            :func:`archgraph.language.allowed`.
+            ``package.module:Class``. A class outside archgraph is imported only in a ``with`` block
+            of :func:`archgraph.language.allowed`.
 
     Raises:
         SpecError: If no strategy or several strategies have this name, or if the class cannot be
@@ -70,12 +70,12 @@ def _installed(cls: type[Strategy], where: str) -> None:
 
 
 def configure(name: str, options: Mapping[str, Json] | None = None) -> Strategy:
-    """Build a strategy from a dict of options, and check their values.
+    """Build a strategy from a dict of options, and check the options.
 
     Args:
         name: Name of the strategy.
-        options: Dict from option to value. The key ``preset`` names a predefined set of values,
-            which the other keys override.
+        options: Dict from option to value. The value of the key ``preset`` is the name of a
+            predefined set of values. The values in the dict override the predefined values.
 
     Raises:
         SpecError: If the strategy, an option or the preset is unknown, or a value has the wrong

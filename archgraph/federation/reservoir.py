@@ -11,14 +11,14 @@ from archgraph.states import State
 def reservoir(
     old: State, new: State, earlier: int, capacity: int, generator: torch.Generator
 ) -> dict[str, Tensor]:
-    """Return a uniform sample of all rows so far (Vitter's algorithm R).
+    """Update a uniform sample of all rows received so far (Vitter's algorithm R).
 
     Args:
-        old: Dict from name to the sampled rows so far, ``[row, ...]``. Rows with the same index
-            belong to one example.
-        new: Dict from name to new rows.
-        earlier: Number of rows received before the new ones.
-        capacity: Maximum number of rows.
+        old: The sample before the update, as a dict from name to rows ``[row, ...]``. Rows with the
+            same index belong to one example.
+        new: Dict from name to the new rows.
+        earlier: Number of rows that were received before the new rows.
+        capacity: Maximum number of rows in the sample.
         generator: Source of randomness.
 
     Example:

@@ -13,14 +13,14 @@ from archgraph.rewrites.scaler import add_scaler
 
 @functools.lru_cache(maxsize=64)
 def scaled(graph: ArchGraph, rate: float, always: bool = False) -> ArchGraph:
-    """Return the graph with scalers, which divide hidden activations by the rate in training.
+    """Return the graph with HeteroFL's scalers: in training, activations are divided by ``rate``.
 
-    The result is cached, so that clients of a tier share a compiled module.
+    The result is cached. All clients of a tier therefore share one compiled module.
 
     Args:
         graph: The architecture.
         rate: Width rate of the architecture.
-        always: Also divide in evaluation.
+        always: If True, also divide in evaluation.
     """
     return add_scaler(graph, rate, always=always).graph
 
@@ -28,9 +28,9 @@ def scaled(graph: ArchGraph, rate: float, always: bool = False) -> ArchGraph:
 def rate_of(tier: Tier) -> float:
     """Return the width rate of a tier.
 
-    The rate is computed from the largest dimension of a parameter that the tier narrows: it is the
-    fraction of this dimension that the tier keeps. In smaller dimensions, rounding to whole
-    channels changes the fraction more.
+    Among all dimensions of parameters that are narrower in the tier than in the global model, the
+    largest is used. The rate is the tier's size of this dimension, divided by the global model's
+    size. In smaller dimensions, rounding to whole channels would change the fraction more.
     """
     source = {e.name: e.shape for e in tier.transfer.source}
     # The first of equally large dimensions, so that the rate does not depend on ties.
@@ -47,17 +47,18 @@ def rate_of(tier: Tier) -> float:
 def check_scaled(tier: Tier, rate: float, norm: NormName, *, where: str) -> None:
     """Check that a tier's running statistics can be used in tests.
 
-    Activations are scaled in training but not in tests. With running statistics from training,
-    tests would give wrong results, with an accuracy at chance level.
+    HeteroFL's scaler divides activations in training but not in tests. Running statistics from
+    training therefore do not fit the activations in tests: the accuracy would be at chance level.
 
     Args:
         tier: The tier to check.
         rate: Width rate of the tier.
-        norm: Treatment of running statistics; with ``static`` they are recomputed before tests.
+        norm: How running statistics are treated. With ``static``, they are recomputed before tests.
         where: Location of the strategy's options in the file, for errors.
 
     Raises:
-        RunError: If the tier is scaled and has running statistics that are not recomputed.
+        RunError: If ``rate`` is below 1 and the tier has running statistics that are not
+            recomputed.
     """
     statistics = NormPolicy("static").unmerged(tier.graph)
     if norm != "static" and statistics and rate < 1:

@@ -61,21 +61,23 @@ class TextPadding:
 
 @dataclass(frozen=True, eq=False)
 class Shard:
-    """A client's training data in memory: a :class:`archgraph.federation.ClientData`.
+    """A client's training data in memory.
+
+    The class implements the interface :class:`archgraph.federation.ClientData`.
 
     Attributes:
         inputs: Inputs of the model for all examples, each ``[example, ...]``.
         targets: Targets of all examples, such as classes ``[example]`` or tokens ``[example,
-            position]``. Batches are on the same device as ``targets``.
+            position]``. Minibatches are on the same device as this tensor.
         histogram: Number of targets per class.
         ids: A stable id of each example, ``[example]``. Default: the index of the example.
-        padding: Trims each batch to the length of its longest text. Default: batches are not
-            trimmed.
+        padding: Object that trims each minibatch to the length of its longest text. Default:
+            minibatches are not trimmed.
         again: Function that reads examples, for example with random transforms. It maps indices of
-            examples and a seed to inputs and targets. If set, passes in random order call this
-            function. Default: all passes use ``inputs`` and ``targets``.
+            examples and a seed to inputs and targets. If set, epochs in random order take their
+            examples from this function. Default: all epochs use ``inputs`` and ``targets``.
         stream: Function that reads a stream. It maps a seed and the sizes of minibatches to the
-            minibatches of one pass. If set, the values of ``inputs`` and ``targets`` are not used.
+            minibatches of one epoch. If set, the values of ``inputs`` and ``targets`` are not used.
 
     Example:
         >>> shard = Shard((torch.zeros(5, 2),), torch.arange(5), (1, 1, 1, 1, 1))
@@ -99,7 +101,7 @@ class Shard:
     def part(self, positions: Tensor) -> Shard:
         """Return a shard of the examples with these indices.
 
-        For a stream, return a shard with as many examples as there are indices.
+        If ``stream`` is set, only the number of indices matters: it is the size of the new shard.
 
         Example:
             >>> shard = Shard((torch.zeros(5, 2),), torch.arange(5), (1, 1, 1, 1, 1))
@@ -118,10 +120,10 @@ class Shard:
         )
 
     def batches(self, generator: torch.Generator | None, size: int) -> Iterator[Examples]:
-        """Yield the minibatches of one pass, in random order if a generator is passed.
+        """Yield the minibatches of one epoch, in random order if a generator is passed.
 
-        If the last minibatch would have only one example, this example is added to the minibatch
-        before, because batch norm needs at least two examples.
+        If the last minibatch would have only one example, this example is added to the previous
+        minibatch, because batch norm needs at least two examples.
         """
         count = self.examples
         if self.stream is not None:

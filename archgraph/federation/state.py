@@ -19,7 +19,8 @@ class ServerState:
 
     Names of tensors are paths such as ``global/layer1.0.conv1.weight``. Tensors with the same
     prefix before the first slash form a group, here ``global``. Tensors are never changed in place.
-    A checkpoint can therefore skip groups whose tensors were not replaced.
+    A checkpoint can therefore skip groups whose tensors were not replaced since the previous
+    checkpoint.
 
     Attributes:
         tensors: Dict from path to tensor.

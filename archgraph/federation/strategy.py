@@ -58,18 +58,18 @@ class Evaluated:
         clients: Ids of clients. The model is tested on all test data, and on the test data of each
             of these clients.
         statistics: With ``stored``, the test uses the running statistics in ``state``. With
-            ``recompute``, new running statistics are computed before the test, in one pass over
-            training data.
-        predict: Function that maps outputs to predictions, for example a mean over exits. Default:
-            that of the task.
-        private: If True, for the test on a client's data, the client's private tensors (such as
-            personal layers) replace those of the model.
-        program: A program, such as fine-tuning, that is run on a client's training data before the
-            test on the client's test data.
+            ``recompute``, new running statistics are computed before the test by running the model
+            once on training data.
+        predict: Function that maps the model's outputs to predictions, for example their mean if
+            the model has early exits. Default: ``predict`` of the learning task.
+        private: If True, a test on a client's data uses the client's private tensors (such as
+            personal layers) in place of the model's tensors with the same names.
+        program: A :class:`Program`, such as fine-tuning, that runs on a client's training data
+            before the model is tested on the client's test data.
         states: Dict from client id to weights, if each client has its own version of the model. The
-            weights are created on access. ``state`` is the version of one of the clients.
-        current: Names of tensors that are not replaced with ``private=True``, because the private
-            tensors of the clients are older than ``state``.
+            weights are created on access. ``state`` is then the version of one of these clients.
+        current: Names of tensors that keep their values from ``state`` even if ``private`` is True,
+            because the clients' private versions of these tensors are older.
     """
 
     name: str
@@ -112,8 +112,8 @@ def option(
         least: The smallest allowed value.
         above: An exclusive lower bound.
         most: The largest allowed value.
-        later: Whether the option was added after runs had been recorded. Its default is then not
-            recorded, so that the earlier runs still count as runs of the same experiment.
+        later: Whether the option was added after runs had been recorded. If True, the default value
+            is not recorded, so that earlier runs still count as runs of the same experiment.
 
     Example:
         >>> @dataclass(frozen=True)
@@ -142,8 +142,8 @@ def option(
 class Strategy(ABC):
     """A federated method: what clients receive and do, and how their results are merged.
 
-    Subclasses are frozen dataclasses whose fields are the options of the method. Their Python
-    methods do not change the server state, but return a new one. Random numbers come from
+    Subclasses are frozen dataclasses whose fields are the options of the method. The functions of a
+    subclass do not change the server's state, but return a new state. Random numbers come from
     generators that :func:`seeded` creates from ``world.seed``, a label and the round.
 
     A run calls ``init``, ``survey`` and ``surveyed`` once. In every round it then calls ``begin``,
@@ -213,7 +213,7 @@ class Strategy(ABC):
 
     @classmethod
     def help_notes(cls) -> tuple[str, str]:
-        """Return two sentences: the supported clients, and the requirements."""
+        """Return two sentences that state the supported clients and the requirements."""
         return (
             f"Clients: {'; '.join(SERVES[kind] for kind in cls.serves) or 'any'}.",
             f"Requires: {', '.join(cls.requirements()) or 'nothing else'}.",
@@ -221,7 +221,7 @@ class Strategy(ABC):
 
     @property
     def corrected(self) -> str:
-        """Reason why the method cannot be combined with the key ``server``; empty if it can."""
+        """Reason why the method does not allow the key ``server``. Empty if it allows the key."""
         return ""
 
     @property
@@ -263,7 +263,7 @@ class Strategy(ABC):
 
         The engine adds these names to ``Task.private``. The tensors stay with the client from round
         to round and are neither sent nor merged. When the model is tested on a client's data, the
-        client's tensors replace those of the model.
+        client's private tensors replace the model's tensors with these names.
         """
         return frozenset()
 
@@ -300,8 +300,9 @@ class Strategy(ABC):
     ) -> ServerState:
         """Return the state after a round.
 
-        ``results`` can be iterated over only once. Each result is loaded when it is read, so that
-        one result is in memory at a time. There may be fewer results than sampled clients, or none.
+        ``results`` can be iterated over only once. Each result is loaded when it is reached, so
+        that only one result is in memory at a time. There may be fewer results than sampled
+        clients, or none.
         """
 
     @abstractmethod

@@ -28,11 +28,11 @@ class Examples(NamedTuple):
 
     Attributes:
         inputs: List of the model's inputs, each ``[batch, ...]``.
-        targets: Targets ``[batch, ...]``: classes (``-100`` is ignored), labels or numbers.
+        targets: Targets ``[batch, ...]``: classes (class ``-100`` is ignored), labels or numbers.
         ids: Index of each example in the client's data, ``[batch]``. An example has the same index
             in all rounds.
         all_count: True if it is known that no target is ignored. Training is then faster, because
-            it does not have to count the targets.
+            the targets need not be counted.
     """
 
     inputs: tuple[Tensor, ...]
@@ -42,7 +42,7 @@ class Examples(NamedTuple):
 
 
 class Pixels(NamedTuple):
-    """Mean and standard deviation with which images stored as bytes are normalised.
+    """Mean and standard deviation for the normalisation of images that are stored as bytes.
 
     Attributes:
         mean: Mean of each channel, which is subtracted from the image, ``[channel]``.
@@ -62,13 +62,13 @@ class ClientData(Protocol):
 
     @property
     def histogram(self) -> tuple[int, ...]:
-        """Number of targets of each class, label or token; empty if targets are numbers."""
+        """Number of targets per class, label or token. Empty if targets are numbers."""
 
     def batches(self, generator: torch.Generator | None, size: int) -> Iterator[Examples]:
-        """Yield the minibatches of one pass, in random order if a generator is passed.
+        """Yield the minibatches of one epoch, in random order if a generator is passed.
 
-        If the last minibatch would have only one example, this example is added to the minibatch
-        before, because batch norm needs at least two examples.
+        If the last minibatch would have only one example, this example is added to the previous
+        minibatch, because batch norm needs at least two examples.
         """
 
 
@@ -85,18 +85,17 @@ class Work:
 
     Attributes:
         client: Id of the client.
-        round: The round, counted from 1. In :meth:`Strategy.survey`, which runs before the first
-            round, it is 0.
+        round: The round, counted from 1. It is 0 in tasks from :meth:`Strategy.survey`, which run
+            before the first round.
         rounds: Number of rounds.
         graph: Architecture of the client's model.
-        state: All tensors of the model, on ``device``: those that the server sent, and the client's
-            private tensors.
+        state: All tensors of the model, on ``device``, including the client's private tensors.
         data: The client's training data.
         local: Options of local training.
-        generator: Source of all randomness of this client in this round. Before the engine calls
-            the program, it seeds torch's global generator, which dropout uses, from ``generator``.
-        keep: Tensors that the client's last program stored for this round
-            (:attr:`Outcome.keep`). They are not part of the model's state.
+        generator: Source of all randomness of this client in this round. Before each program, the
+            engine seeds torch's global generator, which dropout uses, from this generator.
+        keep: Tensors that the client's previous program stored (:attr:`Outcome.keep`). They are not
+            part of the model's state.
         others: Dict from name to additional model.
         extras: Dict from name to tensor that the server sent in addition to weights.
         values: Dict from name to JSON value that the server sent.
@@ -124,7 +123,7 @@ class Work:
     pixels: Pixels | None = None
 
     def copied(self) -> Work:
-        """Return a copy of the work, whose tensors and values a program may change in place."""
+        """Return a copy of the work, which a program may change in place."""
 
         def copied(state: State) -> State:
             return state_to_device(state, self.device, copy=True)
@@ -147,7 +146,7 @@ class Work:
 @wire.carried
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a :class:`Program`. Its tensors may be on any device.
+    """The result of a :class:`Program`, with tensors on any device.
 
     Attributes:
         state: All tensors of the model at the end of the program. The engine sends them to the
@@ -158,8 +157,8 @@ class Outcome:
         others: Dict from name to the state of an additional model.
         extras: Dict from name to tensor that is sent to the server in addition to weights.
         metrics: Dict from name to number for the run's record. A program that does not always run
-            the full model reports ``macs``, the multiply–accumulates of its forward passes. The
-            record then shows three times this number, for forward and backward passes.
+            the full model reports ``macs``, the number of multiply–accumulates of its forward
+            passes. The record contains three times this number, to include the backward passes.
     """
 
     state: State
@@ -189,17 +188,18 @@ class Task:
         state: Weights of the model. Tensors in ``private`` may be omitted if the client has them.
         program: The program to run.
         private: Names of tensors that stay with the client from round to round and are never
-            returned. Their shapes must be the same in later tasks. If a name belongs to a frozen
-            tensor (``ag.frozen``), clients do not store this tensor, because every task sends it.
+            returned. Their shapes must be the same in later tasks. Clients do not store frozen
+            tensors (``ag.frozen``), because every task sends these tensors again.
         unmerged: Names of further tensors, which are returned but not merged.
         transfer: Linear map from the global state to this model's state. The map is copied to the
             result.
-        indexed: Names of tensors that are 0 outside a mask. For these, byte counts include only the
-            nonzero numbers, plus four bytes for the index of each number that is sent to the
-            client.
-        known: The names in ``private`` whose tensors the client has received in an earlier task.
-            Byte counts omit these tensors.
-        others: Dict from name to an additional model, whose whole state is sent and returned.
+        indexed: Names of tensors that are 0 outside a mask. In these tensors, byte counts include
+            only the nonzero numbers. For each nonzero number that is sent to the client, four bytes
+            are added for its index.
+        known: Names of the private tensors that the client has received in an earlier task. Byte
+            counts omit these tensors.
+        others: Dict from name to additional model. All tensors of an additional model are sent and
+            returned.
         extras: Dict from name to tensor that is sent in addition to weights.
         values: Dict from name to JSON value that is sent.
         tier: Name of the architecture in the run's record. Default: the client's tier.
@@ -220,7 +220,7 @@ class Task:
     known: frozenset[str] = frozenset()
 
     def result(self, outcome: Outcome, examples: int, counted: float | None = None) -> Result:
-        """Return the result that the server receives: the outcome without private tensors."""
+        """Return the result that the server receives. It does not contain private tensors."""
         return Result(
             client=self.client,
             state={k: v for k, v in outcome.state.items() if k not in self.private},
@@ -249,12 +249,13 @@ class Result:
         extras: Dict from name to tensor that the client sent in addition to weights. Floating-point
             tensors are finite.
         metrics: Dict from name to number for the run's record.
-        tier: Name of the task's tier.
+        tier: Name of the architecture in the run's record (``Task.tier``).
         unmerged: Names of tensors that are not merged: ``Task.private`` and ``Task.unmerged``.
         transfer: Linear map from the global state to this model's state (``Task.transfer``).
         indexed: Names of tensors for which byte counts include only the nonzero numbers
             (``Task.indexed``).
-        findings: Dict from name to tensor, which ``Strategy.examine`` computed for this result.
+        findings: Tensors that ``Strategy.examine`` computed for this result, as a dict from name to
+            tensor.
         counted: Total weight of the client's examples in the loss (:attr:`.Client.counted`).
             Default: 1 per example.
     """

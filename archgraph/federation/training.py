@@ -45,7 +45,7 @@ def module_of(
 
     Weights have PyTorch's default memory format. Convolutions would be faster with the
     channels-last format, but batch norm in training on a CPU would be 10 to 25 times less accurate,
-    with errors that grow from layer to layer.
+    and the errors would grow from layer to layer.
 
     Args:
         model: An architecture with weights, or a :class:`Work`, which contains both.
@@ -60,7 +60,10 @@ def module_of(
 
 
 def by_examples(batch: Examples) -> Tensor:
-    """Return the number of examples: the weight of a minibatch if the loss ignores targets."""
+    """Return the number of examples in a minibatch.
+
+    Use this function for ``counts`` of :func:`descend` if the loss does not depend on targets.
+    """
     return torch.tensor(len(batch.ids))
 
 
@@ -76,8 +79,8 @@ def descend(
 
     1. Draw the examples that the round uses.
     2. For each step, average the losses of ``local.accumulate`` minibatches, weighted by
-       ``counts``, and add FedProx's term. Compute the gradients. Then call ``revise``, clip the
-       gradients, and take an optimiser step.
+    ``counts``. Add FedProx's term and compute the gradients. Then call ``revise``, clip the
+    gradients, and take an optimiser step.
 
     Args:
         work: The client's data, options and random generator.
@@ -89,11 +92,11 @@ def descend(
 
     Returns:
         A dict with ``loss`` (weighted mean over the last epoch; NaN if all targets are ignored),
-        ``steps`` and ``seen`` (number of examples, counted in each epoch).
+        ``steps`` (number of steps) and ``seen`` (number of examples, counted anew in each epoch).
 
     Raises:
-        RejectedUpdate: If the loss, or a parameter after a step, is not finite. The message names
-            the value.
+        RejectedUpdate: If the loss, or a parameter after a step, is not finite. The message says
+            which.
     """
     local, data = work.local, work.data
     trained = [p for p in parameters.values() if p.requires_grad]
@@ -218,7 +221,7 @@ class Train:
     Attributes:
         objective: The loss to minimise.
         penalty: An additional term of the loss that depends on the parameters.
-        epochs: Number of passes over the data. Default: the experiment's ``local.epochs``.
+        epochs: Number of epochs. Default: the experiment's ``local.epochs``.
     """
 
     objective: Objective = field(default_factory=TaskLoss)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def seeded(seed: int, *labels: int | str) -> torch.Generator:
-    """Return a random generator that depends only on seed and labels, not on earlier draws.
+    """Return a new random generator, which is seeded from ``seed`` and the labels.
 
     A run that is resumed at round 7 therefore draws the same numbers as the uninterrupted run.
 
@@ -54,7 +54,7 @@ class Tier:
         name: Name of the tier in the family.
         graph: The architecture.
         transfer: Linear map from the global state to the state of this architecture.
-        source: The state from which the tier's initial weights are taken.
+        source: State from which the tier's initial weights are computed.
         own: If True, ``source`` is a state of this architecture. If False, ``source`` is a state of
             the global architecture, which ``transfer`` maps to a state of this architecture.
         count: Number of clients of this tier in the family.
@@ -69,12 +69,12 @@ class Tier:
 
     @property
     def alone(self) -> Tier:
-        """A copy of the tier without a global model: ``transfer`` is the identity."""
+        """A copy of the tier for use without a global model: ``transfer`` is the identity."""
         return dataclasses.replace(self, transfer=Transfer.identity(self.graph))
 
     @property
     def state(self) -> State:
-        """Weights before the first round. They are computed on each access to save memory."""
+        """Weights before the first round, computed again on each access to save memory."""
         return self.source if self.own else self.transfer.pull(self.source)
 
 
@@ -133,7 +133,7 @@ class Client:
 
     @property
     def owner(self) -> int:
-        """Id of the client whose data is used; for an additional model, that is ``of``."""
+        """Id of the client whose data is used: ``of`` for an additional model, else ``id``."""
         return self.id if self.of is None else self.of
 
 
@@ -145,10 +145,10 @@ class World:
         graph: The global architecture. If there is no global model, this is an empty graph; see
             ``Strategy.needs_global``.
         state: Initial weights of the global model.
-        clients: Clients, indexed by id: the clients of the family, followed by the additional
-            models that some of these clients train.
+        clients: List of clients, indexed by id. It contains the clients of the family, followed by
+            the additional models that some of these clients train.
         tiers: The architectures, in the family's order.
-        classes: Number of classes, or of tokens for text; 0 if targets are not classes.
+        classes: Number of classes (for text, of tokens). 0 if targets are not classes.
         rounds: Number of rounds.
         seed: Seed of the run; see :func:`seeded`.
         device: Device of server-side computation.
@@ -159,9 +159,9 @@ class World:
         learning: The learning task.
         server: The server optimiser, which is applied to the means. Default: none.
         public: Examples that every client has in addition to its own examples. Default: none.
-        wait: Maximum size in bytes of the results that are collected in memory before they are
-            merged together. A collected result must not be modified. Default: each result is merged
-            when it arrives.
+        wait: Maximum number of bytes of results that are collected in memory and then merged
+            together. A collected result must not be modified. Default: each result is merged when
+            it arrives.
     """
 
     graph: ArchGraph
@@ -206,16 +206,19 @@ class World:
 
     @property
     def participants(self) -> tuple[Client, ...]:
-        """The clients of the family, without the additional models that some of them train."""
+        """The clients of the family, without additional models."""
         return tuple(client for client in self.clients if client.of is None)
 
     def with_further(self, clients: Collection[int]) -> tuple[int, ...]:
-        """Return the ids of these clients and of the additional models that these clients train."""
+        """Return the ids of some clients and of the additional models that these clients train."""
         return tuple(client.id for client in self.clients if client.owner in clients)
 
     @property
     def one_by_one(self) -> bool:
-        """Whether means need :func:`group_means`, e.g. for robust means or a server optimiser."""
+        """Whether the options of the run require :func:`group_means` for averages.
+
+        This is the case with a robust mean, differential privacy or a server optimiser.
+        """
         rules = self.aggregate
         robust = rules is not None and (rules.krum or rules.middle) is not None
         return robust or self.means is not None or self.server is not None

@@ -49,10 +49,10 @@ def crop(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 class Decoder(nn.Module, ABC):
-    """Base class of decoders, which generate all tensors of one :class:`DecoderSlot`.
+    """Base class of decoders. A decoder generates all tensors of one :class:`DecoderSlot`.
 
-    A two-layer network computes one code per tensor. A code is an array, from which a subclass
-    computes a tensor of any size.
+    A two-layer network computes an array per tensor, called a code. Subclasses compute the tensor
+    from its code.
 
     Args:
         features: Size of the input, which consists of the node's features ``h_v`` and the client's
@@ -72,14 +72,14 @@ class Decoder(nn.Module, ABC):
         nn.init.zeros_(self.outer.bias)
 
     def forward(self, features: Tensor, largest: tuple[int, ...]) -> Tensor:
-        """Compute codes from features. Only the parts that the tensors need are computed.
+        """Compute codes from features. Only the values that the tensors need are computed.
 
         Args:
             features: Inputs of shape [rows, features], one per tensor.
-            largest: Largest size of each dimension among the tensors of these rows.
+            largest: Largest size of each dimension among the tensors to generate.
 
         Returns:
-            Codes of shape [rows, *part], where ``part`` is the shape that :meth:`part` returns.
+            Codes of shape [rows, *part], where ``part`` is the result of ``self.part(largest)``.
         """
         part, hidden = self.part(largest), self.inner(features).relu()
         weight = crop(self.outer.weight.view(*self.shape, -1), (*part, hidden.shape[1]))
@@ -89,7 +89,7 @@ class Decoder(nn.Module, ABC):
 
     @abstractmethod
     def part(self, largest: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of the part of a code that tensors of at most this size need."""
+        """Return the shape of the part of a code that tensors of the size ``largest`` need."""
 
     @abstractmethod
     def tensors(self, codes: Tensor, shape: tuple[int, ...], form: Elementwise) -> Tensor:
@@ -102,8 +102,8 @@ class Decoder(nn.Module, ABC):
 class Tiled(Decoder):
     """A decoder whose code is a tile, which is repeated and cropped to the tensor's shape.
 
-    The sides of a tile are at most ``tile`` long, and the tile has at most ``9 · tile²`` values. A
-    one-dimensional tile has at most ``tile²`` values.
+    Each side of a tile is at most ``tile`` long, and a tile has at most ``9 · tile²`` values.
+    One-dimensional tiles are at most ``tile²`` long.
 
     Args:
         features: Size of the input ``[h_v, a_m]``.
@@ -122,7 +122,7 @@ class Tiled(Decoder):
         super().__init__(features, hidden, _halved(sides, 9 * tile * tile))
 
     def part(self, largest: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of the part of the tile that tensors of at most this size need.
+        """Return the shape of the part of the tile that tensors of the size ``largest`` need.
 
         For example, 1 × 1 kernels need only a ninth of the tile for 3 × 3 kernels.
         """
@@ -137,15 +137,15 @@ class Tiled(Decoder):
 class LowRank(Decoder):
     """A decoder that computes a tensor as a sum of outer products, ``Σ u ⊗ v ⊗ k``.
 
-    The code consists of ``rank`` vectors u, ``rank`` vectors v and ``rank`` kernels k. Vectors are
-    repeated only in tensors with a side that is longer than ``longest``.
+    The code consists of ``rank`` vectors u, ``rank`` vectors v and ``rank`` kernels k. If a side of
+    the tensor is longer than ``longest``, the vector for this side is repeated.
 
     Args:
         features: Size of the input ``[h_v, a_m]``.
         hidden: Size of the hidden layer.
         largest: Largest size of each dimension among the slot's tensors; two or more dimensions.
         rank: Number of outer products.
-        longest: Maximum length of a vector, and maximum size of a kernel.
+        longest: Maximum length of a vector, and maximum number of values in a kernel.
     """
 
     def __init__(
@@ -157,13 +157,13 @@ class LowRank(Decoder):
         self.rank, self.sides, self.kernel = rank, (first, second), kernel
 
     def part(self, largest: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of the complete code, which is always used."""
+        """Return the shape of a code, because a code is always used completely."""
         return self.shape
 
     def tensors(self, codes: Tensor, shape: tuple[int, ...], form: Elementwise) -> Tensor:
         """Apply ``form`` to the sums of outer products.
 
-        If the codes have variance 1, the sums have variance 1, too.
+        If the vectors and kernels in the codes have variance 1, the sums have variance 1, too.
         """
         rows, rank = len(codes), self.rank
         first, second = self.sides

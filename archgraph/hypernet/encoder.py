@@ -20,7 +20,8 @@ def bin_means(tensors: Sequence[Tensor], bins: int = 128) -> tuple[Tensor, Tenso
         bins: Maximum number of means per tensor. A tensor with fewer values is not reduced.
 
     Returns:
-        Means [tensors, bins], padded with 0, and the number of means of each tensor [tensors].
+        The means, padded with 0, [tensors, bins], and the number of means of each tensor,
+        [tensors].
 
     Example:
         >>> means, counts = bin_means([torch.tensor([1.0, 3, 5, 7, 9]), torch.ones(1)], bins=4)
@@ -51,10 +52,10 @@ class ParameterEncoder(nn.Module):
 
     Args:
         slots: Number of slots (see :class:`DecoderSlot`). Each slot has a learned vector, so that a
-            weight and a bias with equal values have different codes.
+            weight and a bias with equal values are encoded differently.
         width: Size of the resulting vector.
-        bins: Maximum number of means that summarise a tensor.
-        piece: Number of means in a piece. With 8, encoding is 14 times faster than with 1.
+        bins: Maximum number of means to which the values of a tensor are reduced.
+        piece: Number of means in a piece. Encoding is 14 times faster with 8 means than with 1.
         heads: Number of attention heads.
         hidden: Size of the Transformer's hidden layer.
 
@@ -83,14 +84,14 @@ class ParameterEncoder(nn.Module):
         self.layer = nn.TransformerEncoderLayer(width, heads, hidden, dropout=0.0, batch_first=True)
 
     def forward(self, tensors: Sequence[Tensor], slots: Tensor) -> Tensor:
-        """Return the codes of tensors.
+        """Encode tensors.
 
         Args:
             tensors: Tensors of any shapes.
             slots: Index of each tensor's slot, [tensors].
 
         Returns:
-            Codes [tensors, width]. Gradients do not flow back to the tensors.
+            Vectors [tensors, width]. Gradients do not flow back to the tensors.
         """
         weight = self.embed.weight
         if weight.is_meta:  # a check only needs shapes

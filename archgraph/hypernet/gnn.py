@@ -15,15 +15,15 @@ class GatedGNN(nn.Module):
 
     A traversal visits the nodes level by level. Nodes of the same level are not connected. The
     update of a node v is ``h_v ← GRU(h_v, Σ MLP(h_u))``, where the sum is over the nodes u with an
-    edge to v. In the backward traversal, it is over the nodes u with an edge from v. The traversal
-    has already updated the features of these nodes.
+    edge to v. In the backward traversal, the sum is over the nodes u with an edge from v. In both
+    cases, the features of the nodes u are already updated.
 
     Args:
         width: Size of a node's features.
         steps: Number of times that both traversals are run (τ).
         virtual: If True, nodes also receive messages over virtual edges. A virtual edge connects
-            two nodes whose shortest path has several edges. Its messages are computed by a separate
-            MLP and divided by the length of this path.
+            two nodes whose shortest path has several edges. The messages over virtual edges are
+            computed by a separate MLP and divided by the length of the path.
 
     Source:
         RecipFL, Eqs. 6–7: one MLP and one GRU cell for all nodes and both directions. Virtual
@@ -47,7 +47,7 @@ class GatedGNN(nn.Module):
             back: Plan of the backward traversal.
 
         Returns:
-            Features [nodes, width] after all traversals, in the same order.
+            Features [nodes, width], with nodes in the same order as in ``features``.
         """
         for _ in range(self.steps):
             features = self._traverse(self._traverse(features, there), back)

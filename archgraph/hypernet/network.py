@@ -43,26 +43,27 @@ AT_ONCE = 2**21  # maximum number of values that `pull_back` generates at a time
 class GraphHypernetwork(nn.Module):
     """GHN(G, a; φ): a network on the server that generates weights for many architectures.
 
-    Create it with :meth:`for_graphs`, which chooses its sizes. The network then accepts other
-    graphs, too, if the slot of each tensor (see :class:`DecoderSlot`) occurs in the first graphs.
-    The sizes of the tensors may differ.
+    Create the network with :meth:`for_graphs`, which computes ``vocabulary`` and ``largest`` from
+    graphs. The network also accepts graphs that were not passed to :meth:`for_graphs`, if the slot
+    of each of their tensors (see :class:`DecoderSlot`) occurs in a graph that was passed. The sizes
+    of the tensors may differ.
 
     Args:
         vocabulary: The operators that the network distinguishes.
-        largest: Dict from slot to the largest size of each dimension.
+        largest: Dict from slot to the largest size of each dimension among the slot's tensors.
         width: Size of a node's features.
         hidden: Size of the decoders' hidden layers.
         steps: Number of times that the graph is traversed forward and backward (τ).
         reach: Maximum length of a shortest path that becomes a virtual edge. With 1, the network
             uses only the graph's edges.
-        bins: Maximum number of means that summarise a tensor for the encoder.
-        piece: Number of means in a token of the encoder, which is a Transformer.
+        bins: Maximum number of means to which the values of a tensor are reduced for the encoder.
+        piece: Number of means per token. The encoder is a Transformer.
         decoders: Class of the decoders: ``tiled`` (:class:`Tiled`) or ``low_rank``
             (:class:`LowRank`).
         tile: Maximum side length of a tile.
-        rank: Number of terms in a sum of outer products.
-        descriptor: Size of a client's descriptor (a_m). 0 if clients are not described.
-        clients: Number of clients if their descriptors are learned embeddings of their ids. 0 if
+        rank: Number of outer products in a sum, for ``low_rank`` decoders.
+        descriptor: Size of a client's descriptor (a_m). 0 if no descriptors are used.
+        clients: Number of clients, if descriptors are learned embeddings of the clients' ids. 0 if
             descriptors are passed.
         mixing: How the features of a node are computed from the embedding of its operator and the
             code of its tensors. ``concat``: by a linear layer whose input is both vectors. ``sum``:
@@ -157,7 +158,7 @@ class GraphHypernetwork(nn.Module):
         return rules | {e.name: "shift" for e in entries(graph) if e not in generated}
 
     def entries(self, graph: ArchGraph) -> tuple[GeneratedTensor, ...]:
-        """Return the generated tensors of a graph, in the order of the state."""
+        """Return the tensors of a graph that are generated, in the order of the state."""
         return _generated(graph, self.shifts)
 
     def generate(
@@ -170,7 +171,7 @@ class GraphHypernetwork(nn.Module):
 
         Args:
             graphs: Each client's architecture.
-            states: Each client's current weights (q_v), used without gradients.
+            states: Each client's current weights (q_v). No gradients flow to these weights.
             descriptor: Descriptors of each client's data, [clients, descriptor]. If the network
                 embeds clients' ids, pass the ids instead, int64 [clients].
 
@@ -333,7 +334,7 @@ class GraphHypernetwork(nn.Module):
         return number
 
     def check(self, graphs: Sequence[ArchGraph], states: Sequence[State]) -> None:
-        """Check that every tensor of some graphs has a decoder, and that states match the graphs.
+        """Check that each tensor of some graphs has a decoder, and that states match the graphs.
 
         Raises:
             GraphError: If the numbers of graphs and states differ, a tensor has no decoder, or a

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def follow_gradients(
     network: nn.Module, optimiser: torch.optim.Optimizer, clip: float = 50.0
 ) -> float:
-    """Take an optimiser step with the gradients that calls of ``pull_back`` have accumulated.
+    """Take an optimiser step with gradients from :meth:`GraphHypernetwork.pull_back`.
 
     Source: RecipFL, Eq. 4, with the opposite sign; Adam and clipping are from the authors' code.
 
@@ -83,16 +83,17 @@ def with_state(network: nn.Module, optimiser: torch.optim.Optimizer, state: Stat
 
 
 def on_disk(state: State) -> dict[str, Tensor]:
-    """Memory-map the tensors from a temporary file that is deleted with the last reference.
+    """Write tensors to a temporary file, and return memory-mapped copies.
 
-    The operating system reads data when they are used, and drops them from memory when memory is
-    short. The file is deleted even if the process is killed.
+    The operating system reads the data when a tensor is used, and drops the data when memory is
+    short. The file is deleted with the last reference to the tensors, even if the process is
+    killed.
 
     Args:
         state: Tensors on any devices.
 
     Returns:
-        Tensors on the CPU; they must not be written to.
+        Tensors on the CPU, which must not be written to.
 
     Raises:
         RunError: If the folder for temporary files cannot be written.

@@ -50,7 +50,7 @@ def _course(optimiser: LibraryClass, schedule: LibraryClass, rounds: int, steps:
 
 
 class LocalOptions(Base):
-    """Options of local training, for all clients of a run or for one kind of client.
+    """Options of local training, for all clients of a run or for the clients of one tier.
 
     Example:
         >>> halves = {"MultiStepLR": {"milestones": ["$rounds // 2"]}}
@@ -154,7 +154,7 @@ class LocalOptions(Base):
 
     @property
     def chosen(self) -> LibraryClass:
-        """The optimiser: ``optimiser`` if set, else SGD with ``lr`` and the other options of SGD.
+        """The option ``optimiser`` if set, else SGD with ``lr``, ``momentum`` and so on.
 
         >>> LocalOptions(lr=0.1, momentum=0.9).chosen.plain()
         {'SGD': {'lr': 0.1, 'momentum': 0.9}}
@@ -200,7 +200,7 @@ class LocalOptions(Base):
         Args:
             round: The round, counted from 1.
             rounds: Number of rounds.
-            step: The step in the round, counted from 1. Ignored if ``over`` is not set.
+            step: The step in the round, counted from 1. Used only if the option ``over`` is set.
             steps: Number of steps in the round.
         """
         if self.schedule is None:

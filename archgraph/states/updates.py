@@ -31,14 +31,15 @@ LARGEST = 2.0**80
 
 
 class Update(NamedTuple):
-    """A client's update, with its weights and masks for the average.
+    """A client's state after training, with the client's weight and masks for the average.
 
     Attributes:
         transfer: Linear map from the global state to the client's state.
         state: The client's state after training.
         weight: Weight of this client, relative to the weights of other clients.
         scales: Dict from parameter name to a factor. The client's values of this parameter are
-            multiplied by the factor. The divisor of the mean does not contain the factor.
+            multiplied by the factor. The sum of weights, by which the mean is divided, does not
+            depend on the factor.
         rows: Dict from parameter name to a vector with one number per row of the parameter: 1 if
             the row is averaged, else 0.
         unmerged: Names of the client's parameters and buffers that are not averaged. They may be
