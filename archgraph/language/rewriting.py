@@ -32,11 +32,13 @@ def rewrite(graph: ArchGraph, /, *, verify: bool = False, **rewrites: object) ->
 
     Args:
         graph: The architecture.
-        verify: Whether to check the guarantee of each rewrite.
+        verify: If True, check what each rewrite guarantees, for example that the function of the
+            model is unchanged.
         **rewrites: The keyword is the name of a rewrite. The value is the first argument of its
-            function, a dict of options, or True. The keyword ``python`` is for your own rewrites:
-            its value is a dict from ``"package.module:function"`` to such a value. Keywords with
-            the value None or False are ignored.
+            function, a dict of options, or True. For your own rewrites, pass a dict as ``python``.
+            Each key of the dict names a function, such as ``"package.module:function"``. Each value
+            is the function's first argument, a dict of options, or True. Keywords with the value
+            None or False are ignored.
 
     Raises:
         SpecError: For an unknown rewrite, or an invalid value.

@@ -365,7 +365,7 @@ def study(
     records: str | os.PathLike[str] | None = None,
     notify: Callable[[str], object] = lambda line: None,
 ) -> StudyResult:
-    """Run the missing cells of a study, and return its results.
+    """Run the experiments of a study that have not been run yet, and return all results.
 
     Every run is an ordinary run folder under ``out/runs``. Its name contains a digest of everything
     that affects the results. A run that several studies contain is therefore executed only once. A
