@@ -51,8 +51,8 @@ class NeFL(fl.Weighted):
         inconsistent: Norm layers that are separate for each submodel. ``auto``: norm layers with
             running statistics (§IV-B1), but not layer norms, which work better if they are shared
             (§V-B4). ``norms``: all norm layers. ``none``: no norm layers.
-        spread: In each round, a client draws a submodel that is at most this number of steps
-            smaller or larger than the client's own submodel (§V-A3).
+        spread: In each round, every client draws a submodel. In the order of submodels by size, the
+            drawn submodel is at most ``spread`` places away from the client's own submodel (§V-A3).
         norm: How running statistics are treated. ``per_submodel``: averaged like the parameters of
             the same norm layer. ``averaged``: averaged over all submodels. ``static``: recomputed
             for evaluation. ``local``: kept by the client.
