@@ -92,10 +92,11 @@ class AdaptiveFLPool(fl.PartAveraging):
     """Options of AdaptiveFL's pool of submodels.
 
     Attributes:
-        starts: Fractions of the network's axes that keep their full size, counted from the input.
-            For each tier, the pool contains at most one submodel per fraction.
+        starts: Each value is a fraction of the network's axes (such as channel dimensions), counted
+            from the input. The submodels with this value keep the full size of these axes, and only
+            later axes are cut. For each tier, the pool contains at most one submodel per fraction.
         norm: How running statistics are treated. Running statistics cannot stay with a client,
-            because the client's width changes.
+            because the width of a client's submodel changes between rounds.
 
     Example:
         >>> AdaptiveFLPool().starts
@@ -126,7 +127,10 @@ class AdaptiveFLPool(fl.PartAveraging):
         return fl.ServerState().with_group("global", world.state)
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
-        """Send a random submodel of the pool; if it is too large for the client, a smaller one."""
+        """Send a random submodel of the pool.
+
+        If this submodel is too large for the client, a smaller one is sent instead.
+        """
         tier = self._tier(world, world.tier_of(client), self.member(world, client, round))
         mask = self.mask_absent
         return fl.part(world, state, client, tier=tier, mask_absent=mask, norm=self.norm)

@@ -69,6 +69,6 @@ class AllSmall(fl.Averaging, fl.Masking):
         )
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
-        """Evaluate the small model on each tier's clients, to compare strong and weak clients."""
+        """Evaluate the small model separately on the data of each tier's clients."""
         small = fl.Model(self.small(world).graph, state.group("global"))
         return fl.by_tier(world, state, norm=self.norm, model=lambda _: small, whole=False)

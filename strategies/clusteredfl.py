@@ -45,7 +45,7 @@ class ClusteredFL(fl.Averaging, fl.Masking):
             this value.
         after: Number of rounds before the first split.
         smallest: Minimum number of clients in a cluster that is split. The official code splits
-            clusters of more than two.
+            clusters of more than two clients.
 
     Example:
         >>> ClusteredFL().mean_norm
@@ -70,7 +70,10 @@ class ClusteredFL(fl.Averaging, fl.Masking):
     }
 
     def init(self, world: fl.World) -> fl.ServerState:
-        """Start with one cluster per architecture, from the initial weights of its first tier."""
+        """Start with one cluster per architecture.
+
+        Each cluster starts from the initial weights of the first tier with its architecture.
+        """
         digests = [world.tier_of(c.id).graph.digest for c in world.clients]
         order = list(dict.fromkeys(digests))
         state = fl.ServerState().with_values(clusters=[order.index(digest) for digest in digests])
@@ -95,10 +98,10 @@ class ClusteredFL(fl.Averaging, fl.Masking):
     def receive(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
     ) -> fl.ServerState:
-        """Average within each cluster, then split clusters whose clients' updates disagree.
+        """Average the clients of each cluster, then split clusters whose clients' updates disagree.
 
-        After a split, both clusters start from the mean of the old cluster. A cluster is split only
-        in a round in which all of its clients have returned a result.
+        After a split, both new clusters start from the mean of the old cluster. A cluster is split
+        only in a round in which all of its clients have returned a result.
         """
         # Cosines and norms need inner products only: no client's update is stored.
         products = fl.PairwiseProducts()

@@ -39,8 +39,8 @@ class DepthFL(fl.Averaging):
 
     Attributes:
         distil: If True, the exits of a client's model learn from each other by distillation.
-        ramp: Fraction of the rounds during which the weight of distillation rises to 1. If the
-            value is above 1, it is a number of rounds. The published code uses 300 of 1,000 rounds.
+        ramp: Fraction of the rounds after which the weight of distillation has risen to 1. A value
+            above 1 is a number of rounds instead. The published code uses 300 of 1,000 rounds.
         alpha: Weight of FedDyn's regularisation at the clients and of the correction at the server.
             With 0, neither is applied.
 
@@ -84,7 +84,7 @@ class DepthFL(fl.Averaging):
 
     @property
     def corrected(self) -> str:
-        """Reason why the experiment's key ``server`` is not allowed; empty if ``alpha`` is 0."""
+        """Reason why the experiment may not set ``server``, or an empty string."""
         return "`alpha` already corrects the mean at the server (FedDyn)" if self.alpha else ""
 
     def init(self, world: fl.World) -> fl.ServerState:
@@ -111,7 +111,7 @@ class DepthFL(fl.Averaging):
         return fl.ServerState().with_group("global", world.state)
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
-        """Send the sections of the client's tier, with their exits."""
+        """Send the sections and exits of the global model that the client's tier has."""
         rounds = self.ramp if self.ramp > 1 else self.ramp * world.rounds
         ramp = rounds if self.distil else None
         train = fl.Train(MutualDistillation(ag.exits(world.tier_of(client).graph), ramp))
@@ -150,7 +150,10 @@ class DepthFL(fl.Averaging):
         return merged.with_group("global", new).with_group("h", h)
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
-        """Evaluate the global model and every depth, each with the mean of its exits' logits."""
+        """Evaluate the global model, and the model of each depth.
+
+        The prediction of a model is the mean of the logits of its exits.
+        """
         for model in fl.by_tier(world, state, norm=self.norm, idle=True):
             yield dataclasses.replace(model, predict=MeanLogits(ag.exits(model.graph)))
 

@@ -52,7 +52,10 @@ class ExclusiveFL(fl.Averaging, fl.Masking):
     def receive(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
     ) -> fl.ServerState:
-        """Average the results of each architecture. Without results, the weights do not change."""
+        """Average the clients' weights for each architecture.
+
+        The weights of an architecture without results do not change.
+        """
         contributions = (
             fl.Contribution.of(result, graph, self.weights, group=graph.digest)
             for result in results

@@ -52,8 +52,8 @@ class FedADP(fl.Averaging, fl.Masking):
             keep the first k units, and add 1/k of the sum of the removed units to each kept unit
             (Algorithm 3). This changes what the model computes. ``net2net``: merge each unit with
             the copies that widening has made of it. This undoes widening.
-        redraw: If True, draw the units that widening copies anew in every round. If False, draw
-            them once per architecture.
+        redraw: Widening copies randomly drawn units. If True, these units are drawn again in every
+            round. If False, they are drawn once per architecture.
         approximate: If False, raise an error if growing a client's model changes what the model
             computes. If True, grow the model anyway. Blocks that cannot be initialised as the
             identity are then copied from the old global model.
@@ -134,10 +134,10 @@ class FedADP(fl.Averaging, fl.Masking):
     ) -> tuple[fl.State, Mapping[str, Tensor]]:
         """Return the mean of the grown models, and the total weight of the clients for each value.
 
-        The models of each architecture are averaged first, and then the mean is grown. This gives
-        the mean of the grown models, because growing is linear except for newly initialised
-        parameters, and the weights of the mean add up to one. Without results, return ``old`` and
-        an empty dict.
+        For each architecture, the clients' models are averaged before they are grown. The result is
+        the same as the average of grown models: growing is a linear map plus newly initialised
+        parameters, which are the same for all models of an architecture. Without results, return
+        ``old`` and an empty dict.
         """
         means: dict[NetChange, ag.Merger] = {}
         totals: dict[NetChange, float] = {}

@@ -59,7 +59,7 @@ class FedAvg(fl.Averaging, fl.Masking):
         return fl.covered_mean(world, state, results, weights=self.weights)
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
-        """Evaluate the global model, also on each client's data."""
+        """Evaluate the global model on the test set and on each client's data."""
         policy = fl.NormPolicy(self.norm)
         yield fl.Evaluated(
             name="global",

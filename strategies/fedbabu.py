@@ -20,10 +20,10 @@ class FedBABU(fl.PartAveraging):
     """Options of FedBABU.
 
     Attributes:
-        tune: Part of the model that is tuned on a client's training data before a test on this
-            client's test data. With ``none``, the model is tested without tuning.
-        tune_epochs: Number of passes over a client's training data for tuning. Every step uses the
-            optimiser's learning rate; ``schedule`` and ``proximal`` do not apply.
+        tune: Part of the model that is tuned on a client's training data before the model is tested
+            on this client's test data. With ``none``, the model is tested without tuning.
+        tune_epochs: Number of epochs of tuning on a client's training data. Every step uses the
+            optimiser's learning rate. The experiment's ``schedule`` and ``proximal`` do not apply.
 
     Example:
         >>> FedBABU(tune="head").tune_epochs

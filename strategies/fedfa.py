@@ -71,9 +71,9 @@ class FedFA(fl.Averaging, fl.Masking):
         scale: If True, multiply each layer by its factor α before averaging. If False, average the
             models without scaling.
         percentile: Fraction of a layer's weights from which the layer's norm is computed.
-        inner: Choice of these weights. ``abs``: the weights with the smallest magnitudes.
-            ``central``: the weights around the median (App. E).
-        rms: If True, divide the norm by the square root of the number of these weights.
+        inner: Weights from which the norm is computed. ``abs``: the weights with the smallest
+            magnitudes. ``central``: the weights around the median (App. E).
+        rms: If True, divide the norm by the square root of the number of weights used for the norm.
         scale_vectors: If True, scale all parameters, including biases and the parameters of norm
             layers. If False, scale only the weight tensors of layers.
 
@@ -106,7 +106,9 @@ class FedFA(fl.Averaging, fl.Masking):
     }
 
     def init(self, world: fl.World) -> fl.ServerState:
-        """Start from the global model (line 3), and assign architectures that need no score (1-2).
+        """Start from the global model (line 3), and assign architectures (lines 1-2).
+
+        Architectures that are chosen by ZiCo score are assigned later, in :meth:`surveyed`.
 
         Raises:
             RunError: If all architectures of the family exceed the bound ``macs`` of a search.
@@ -128,7 +130,10 @@ class FedFA(fl.Averaging, fl.Masking):
         return fl.ServerState().with_group("global", world.state).with_values(tiers=tiers)
 
     def survey(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Task]:
-        """Yield a task that scores architectures, for each client that needs a score (line 2)."""
+        """Yield a task for each client whose architecture is chosen by ZiCo score (line 2).
+
+        The task computes the scores of architectures on the client's data.
+        """
         if self.choice not in ("zico", "search"):
             return
         weights = state.group("global")

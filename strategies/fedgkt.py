@@ -42,9 +42,9 @@ class FedGKT(fl.Strategy):
         alpha: α, the weight of the distillation loss at a client, and of the loss on the targets at
             the server.
         temperature: T, the temperature of distillation, both at clients and at the server.
-        server_epochs: Number of passes of the server over the features of a round. The default is
-            the published value for CIFAR-10. With fewer passes, the server's logits were less
-            useful for distillation.
+        server_epochs: Number of epochs for which the server trains on the features of a round. The
+            default is the published value for CIFAR-10. With fewer epochs, the server's logits were
+            less useful for distillation.
         server_batch: Number of examples in a minibatch of the server.
         server_lr: Learning rate of the server's SGD, whose momentum is 0.9.
 
@@ -167,7 +167,7 @@ class FedGKT(fl.Strategy):
         return taught(mine, theirs, self.temperature) + self.alpha * hard
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
-        """Evaluate the clients' models, and the clients' extractors followed by ``f_s``."""
+        """Evaluate each client's model, and each client's extractor followed by ``f_s``."""
 
         def whole(tier: fl.Tier) -> fl.Model:
             extractor, server = model_halves(tier.graph).extractor, self._server(world).graph

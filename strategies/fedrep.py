@@ -27,8 +27,9 @@ class FedRep(fl.PartAveraging):
 
     Attributes:
         head_epochs: Number of epochs for which a client trains the head in each round. After these
-            epochs, the client trains the body. In ``local``, ``over: round`` and ``fraction`` apply
-            to the training of the head and to the training of the body separately.
+            epochs, the client trains the body. The experiment's settings ``over: round`` and
+            ``fraction`` in ``local`` apply separately to the training of the head and to the
+            training of the body.
 
     Example:
         >>> FedRep().head_epochs

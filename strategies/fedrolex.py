@@ -58,8 +58,9 @@ class FedRolex(fl.PartAveraging):
         step: Number of channels by which the window of trained channels moves in each round.
         direction: Direction in which the window moves. ``forward``: towards higher channel numbers.
             ``backward``: towards lower channel numbers, as in the official code.
-        scaler: If True, divide activations by the tier's width rate in training. HeteroFL and the
-            official code of FedRolex do this, but the paper does not.
+        scaler: If True, activations are divided in training by the tier's width rate (the fraction
+            of channels that the tier has). HeteroFL and the official code of FedRolex do this, but
+            the paper does not.
         norm: How running statistics are treated. Running statistics cannot stay with a client,
             because the client's window moves.
 
@@ -105,7 +106,7 @@ class FedRolex(fl.PartAveraging):
     def begin(
         self, world: fl.World, state: fl.ServerState, round: int, sampled: Sequence[int]
     ) -> fl.ServerState:
-        """Store the round j, which determines the windows that are evaluated."""
+        """Store the number j of the round, which determines the submodels that are evaluated."""
         return state.with_values(round=round)
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
@@ -117,7 +118,7 @@ class FedRolex(fl.PartAveraging):
         return replace(task, graph=fl.scaled(tier.graph, fl.rate_of(tier))) if self.scaler else task
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
-        """Evaluate the global model, and each tier's window of the last round."""
+        """Evaluate the global model, and the submodel that each tier had in the last round."""
         rolled = functools.partial(self._rolled, world, round=state.values["round"])
         return fl.by_tier(world, state, norm=self.norm, submodel=rolled, idle=True)
 

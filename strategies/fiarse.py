@@ -78,8 +78,9 @@ class FIARSE(fl.Weighted, fl.Masking):
 
     Attributes:
         by: Scope of the threshold θ: one for the whole ``model``, or one for each ``tensor``.
-        structured: If True, keep the most important channels of every axis, as many as the tier
-            has. If False, keep the single weights with the largest magnitudes.
+        structured: If True, clients train whole channels: the most important channels of every
+            axis, as many as the tier has. If False, clients train single weights: the weights with
+            the largest magnitudes.
         norm: How running statistics are treated. Running statistics cannot stay with a client,
             because the client's mask changes.
 

@@ -105,7 +105,10 @@ class FjORD(fl.Weighted, fl.Masking):
     def receive(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
     ) -> fl.ServerState:
-        """Average each value over the clients whose model has it, and the statistics per width."""
+        """Average each value over the clients whose model has it.
+
+        Running statistics are averaged separately for each width.
+        """
 
         def contributions() -> Iterator[fl.Contribution]:
             for result in results:
@@ -124,7 +127,7 @@ class FjORD(fl.Weighted, fl.Masking):
         return fl.group_means(world, state, contributions())
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
-        """Evaluate every width with its own statistics; the largest width is the global model."""
+        """Evaluate every width with its own statistics. The largest width is the global model."""
 
         def model(tier: fl.Tier) -> fl.Model:
             weights = tier.transfer.pull(state.group("global"), copy=False)

@@ -163,7 +163,7 @@ class FlexFLPool(fl.PartAveraging):
     norm: Literal["averaged", "local", "static"] = "static"
 
     def init(self, world: fl.World) -> fl.ServerState:
-        """Build the pool.
+        """Build the pool of submodels.
 
         Raises:
             RunError: If ``apoz`` lacks an axis that is cut, a tier is smaller than every submodel,

@@ -43,15 +43,15 @@ class FlexiFed(fl.Averaging, fl.Masking):
     """Options of FlexiFed.
 
     Attributes:
-        sharing: ``basic``: average the first layers that all clients have in common; the other
-            layers stay with the client. ``clustered``: also average the other layers over the
-            clients with the same architecture. ``max``: average each layer over all clients whose
-            layers are the same up to this layer.
+        sharing: ``basic``: average only the first layers that all clients have in common.
+            ``clustered``: also average the other layers over the clients with the same
+            architecture. ``max``: average each layer over all clients whose layers are the same up
+            to this layer.
         match: Condition under which layers are the same. ``operator``: same operator, arguments and
             shapes. ``name``: same parameter names and shapes.
         unit: Unit of comparison. ``layer``: single layers (paper). ``block``: whole blocks. With
-            single layers, the last layers of a shallow Transformer can match layers of a further
-            block in a deeper Transformer.
+            single layers, the last layers of a shallow Transformer can match layers of a block that
+            only a deeper Transformer has.
 
     Example:
         >>> FlexiFed().sharing
@@ -75,7 +75,10 @@ class FlexiFed(fl.Averaging, fl.Masking):
     }
 
     def init(self, world: fl.World) -> fl.ServerState:
-        """Determine the shared layers, and take each from the first architecture that has it."""
+        """Determine the shared layers.
+
+        Each shared layer starts from the initial weights of the first architecture that has it.
+        """
         # Tiers of one architecture are one chain; architectures that no client runs do not share.
         alike: dict[ag.ArchGraph, list[fl.Tier]] = {}
         for tier in world.tiers:
@@ -98,7 +101,7 @@ class FlexiFed(fl.Averaging, fl.Masking):
         return fl.ServerState(tensors, {"runs": shared})
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
-        """Send the layers that the client shares; all others are private."""
+        """Send the layers that the client shares. All other layers stay with the client."""
         tier = world.tier_of(client)
         weights, private = self._weights(state, tier)
         mask = self.mask_absent
@@ -129,8 +132,7 @@ class FlexiFed(fl.Averaging, fl.Masking):
         """Evaluate each architecture's model, with each client's private layers.
 
         If all layers of a client with the global architecture are shared, the client's model is
-        also evaluated as the global model. FedFA compares this model with the global models of
-        other methods.
+        also evaluated as the global model.
         """
 
         def model(tier: fl.Tier) -> fl.Model:

@@ -68,8 +68,9 @@ class FLoRA(fl.LowRankAveraging):
         """Start from the global model.
 
         Raises:
-            RunError: If the global model has no low-rank adapters. Also if the weight of a layer
-                with a shared adapter is private, or is also used without this adapter.
+            RunError: If the global model has no low-rank adapters. The error is also raised if a
+                layer has a shared adapter, and the layer's weight is private or is also used
+                without this adapter.
         """
         if tied := [a.weight for a in self.shared(world) if not a.alone]:
             raise ag.RunError(
@@ -88,7 +89,7 @@ class FLoRA(fl.LowRankAveraging):
         return super().init(world).with_values(last={})
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
-        """Send new adapters, with all stacked adapters since the client's last round.
+        """Send new adapters, and all adapters that were stacked since the client's last round.
 
         In the client's first round, the base weights are sent instead of the stacked adapters.
         """

@@ -133,11 +133,12 @@ class HeteroFL(fl.Averaging, fl.Masking):
         return fl.by_tier(world, state, norm=self.norm, runs=state.values["tiers"], idle=True)
 
     def owned_rows(self, world: fl.World) -> Callable[[fl.Result], Mapping[str, Tensor]] | None:
-        """Return a function that tells which rows of the head a client's result contributes.
+        """Return a function that takes a client's result, and returns masks for rows of the head.
 
-        The function returns a dict from tensor name to a mask over the tensor's rows: 1 if the
-        client has the row's label, else 0. The dict is empty if the client has all labels. Without
-        ``label_rows``, return None.
+        The function returns a dict from tensor name to mask. A mask contains one number per row of
+        the tensor: 1 if the client has the row's label, and 0 otherwise. Only rows with 1 are
+        averaged. The dict is empty if the client has all labels. Without ``label_rows``, return
+        None.
         """
         if not self.label_rows:
             return None

@@ -61,8 +61,8 @@ class HetLoRA(fl.LowRankAveraging):
     Attributes:
         prune: γ, the fraction of the rank that remains when a client's adapters are pruned.
             Default: no pruning.
-        penalty: λ, the weight of the penalty on the part of the rank that pruning would remove.
-            Only used with ``prune``.
+        penalty: λ, the weight of a loss term that penalises the rows and columns of adapters that
+            pruning would remove. Only used with ``prune``.
         weights: Weight of a client in the mean of all parameters except adapters: its number of
             examples (``examples``), or 1 (``uniform``).
 
@@ -104,7 +104,7 @@ class HetLoRA(fl.LowRankAveraging):
         return replace(tier, graph=cut.graph, transfer=tier.transfer >> cut.transfer)
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
-        """Send the client's part of the global model. With ``prune``, its loss has a penalty."""
+        """Send the client's part of the global model. With ``prune``, add a penalty to the loss."""
         task = super().send(world, state, client, round)
         if self.prune is None:
             return task

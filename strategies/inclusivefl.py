@@ -35,8 +35,9 @@ class InclusiveFL(fl.Averaging, fl.Masking):
     """Options of InclusiveFL.
 
     Attributes:
-        beta: β, the weight of momentum distillation. The last layer of a size changes by its own
-            update with weight 1 - β, and by the update of the next deeper size with weight β.
+        beta: β, the weight of momentum distillation. The last layer of each tier's model changes by
+            ``(1-β)g + βm``, where ``g`` is the layer's own update and ``m`` is the update of the
+            next deeper model.
 
     Example:
         >>> InclusiveFL().beta
@@ -50,7 +51,7 @@ class InclusiveFL(fl.Averaging, fl.Masking):
     beta: float = fl.option(0.2, least=0, most=1)
 
     def init(self, world: fl.World) -> fl.ServerState:
-        """Start from the initial weights of the shared layers, and of the layers of single sizes.
+        """Start from the initial weights of the shared layers, and of each tier's own layers.
 
         Raises:
             RunError: If a tier shares no layers at full width, or lacks a layer of a section but
@@ -65,7 +66,7 @@ class InclusiveFL(fl.Averaging, fl.Masking):
         return state
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
-        """Send the shared layers, and those that only the client's size has."""
+        """Send the shared layers, and the layers that belong only to the client's tier."""
         tier = world.tier_of(client)
         weights = self._weights(state, tier)
         mask = self.mask_absent
@@ -77,11 +78,11 @@ class InclusiveFL(fl.Averaging, fl.Masking):
     def receive(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
     ) -> fl.ServerState:
-        """Average, then change the last layer of each size by ``(1 - β) g + β m``.
+        """Average, then change the last layer of each tier's model by ``(1 - β) g + β m``.
 
-        ``g`` is the change of this layer's average in the round. ``m`` is the mean change of layers
-        of the next deeper size, from the layer at the same depth to the last layer. If one of the
-        two sizes has no results in the round, the layer changes by ``g``.
+        ``g`` is the change of this layer's average in the round. ``m`` is computed from the next
+        deeper model: it is the mean change of the layers from the same depth to the last layer. If
+        one of the two tiers has no results in the round, the layer changes by ``g``.
         """
         trained: set[str] = set()
 
@@ -118,7 +119,7 @@ class InclusiveFL(fl.Averaging, fl.Masking):
         return after
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
-        """Evaluate every size; the largest one is the global model."""
+        """Evaluate each tier's model. The largest one is the global model."""
 
         def model(tier: fl.Tier) -> fl.Model:
             return fl.Model(tier.graph, self._weights(state, tier))

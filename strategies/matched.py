@@ -70,8 +70,8 @@ class Matched(fl.PartAveraging):
     ) -> fl.ServerState:
         """Reorder the channels of each client to match the other clients, then average.
 
-        1. Sort the clients by the size and the norm of their models, the largest first, so that the
-           result depends neither on ids nor on the order of arrival.
+        1. Sort the clients by the number and the norm of their parameters, the largest first. The
+           result then depends neither on ids nor on the order of arrival.
         2. Match each client to the global model. In round 1, clients have started from different
            weights, so match each client to the mean of the clients before it in this order.
         3. Match each client to the mean of all other clients. Repeat this step until no client's

@@ -42,20 +42,20 @@ class NeFL(fl.Weighted):
     """Options of NeFL.
 
     Attributes:
-        steps: Step sizes, which are factors of residual branches. ``learnable``: they are trained.
-            ``constant``: they are not trained ("N/L" in the paper). ``off``: there are none. Every
-            submodel has its own step sizes.
+        steps: Step sizes, which are scalar factors of residual branches. ``learnable``: step sizes
+            are trained. ``constant``: step sizes are not trained ("N/L" in the paper). ``off``:
+            there are no step sizes. Every submodel has its own step sizes.
         initial: Initial step sizes. ``ones``: 1 for every block. ``ode`` (NeFL-DO): 1 + k for a
             block, where k is the number of blocks directly after this block that the submodel
             lacks.
         inconsistent: Norm layers that are separate for each submodel. ``auto``: norm layers with
             running statistics (§IV-B1), but not layer norms, which work better if they are shared
             (§V-B4). ``norms``: all norm layers. ``none``: no norm layers.
-        spread: In each round, a client draws a submodel that is at most this number of sizes
-            smaller or larger than the client's own submodel (§V-A3).
-        norm: How running statistics are treated. ``per_submodel``: like the parameters of the same
-            layer. ``averaged``: averaged over all submodels. ``static``: recomputed for evaluation.
-            ``local``: kept by the client.
+        spread: In each round, every client draws a submodel. In the order of submodels by size, the
+            drawn submodel is at most ``spread`` places away from the client's own submodel (§V-A3).
+        norm: How running statistics are treated. ``per_submodel``: averaged like the parameters of
+            the same norm layer. ``averaged``: averaged over all submodels. ``static``: recomputed
+            for evaluation. ``local``: kept by the client.
 
     Example:
         >>> NeFL(steps="constant").spread
@@ -95,7 +95,7 @@ class NeFL(fl.Weighted):
             raise ag.SpecError(message, where="norm", expected="spread: 0, or another norm")
 
     def init(self, world: fl.World) -> fl.ServerState:
-        """Start from the global model ``θ_c``, and the initial ``θ_ic`` of each submodel.
+        """Start from the global model ``θ_c``, and each submodel's own initial parameters ``θ_ic``.
 
         Raises:
             RewriteError: If it is unclear which branch of a residual sum a step size multiplies.
@@ -108,7 +108,10 @@ class NeFL(fl.Weighted):
         return state
 
     def drawn(self, world: fl.World, client: int, round: int) -> fl.Tier:
-        """Draw a client's submodel for a round, uniformly around the client's own size (§V-A3)."""
+        """Draw a client's submodel for a round.
+
+        The draw is uniform over the submodels that ``spread`` allows (§V-A3).
+        """
         sizes = world.by_size
         index = [tier.name for tier in sizes].index(world.clients[client].name)
         # Limited to existing sizes, as in the published code: the smallest draws from fewer.
@@ -117,7 +120,7 @@ class NeFL(fl.Weighted):
         return near[int(torch.randint(len(near), (), generator=draw))]
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
-        """Send a submodel to the client (Algorithm 1)."""
+        """Send the submodel that is drawn for the client in this round (Algorithm 1)."""
         tier = self.drawn(world, client, round)
         submodel = self._submodel(world, tier)
         task = fl.part(
@@ -134,7 +137,11 @@ class NeFL(fl.Weighted):
     def receive(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
     ) -> fl.ServerState:
-        """Average shared (consistent) parameters over all clients, and the others per submodel."""
+        """Average the clients' parameters.
+
+        Consistent parameters are averaged over all clients, and inconsistent parameters only over
+        the clients that trained the same submodel.
+        """
 
         def contributions() -> Iterator[fl.Contribution]:
             for result in results:

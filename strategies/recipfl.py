@@ -79,8 +79,8 @@ class RecipFL(fl.Masking):
             (paper), there are no virtual edges.
         bins: Maximum number of means to which a tensor is reduced before the encoder reads it. Each
             is the mean of consecutive values.
-        piece: Number of these means per token of the encoder, which is a Transformer. The published
-            code uses 1, but 8 is faster.
+        piece: Number of means (see ``bins``) in each token of the encoder, which is a Transformer.
+            The published code uses 1, but 8 is faster.
         width: Size of a node's features.
         hidden: Size of the decoders' hidden layers.
         tile: Maximum side length of a generated weight tensor (tile). For a larger layer, the tile
@@ -96,8 +96,8 @@ class RecipFL(fl.Masking):
         divergence: Divergence of hidden features in Eq. 9. ``small_large`` (as printed): D_KL(p^S ‖
             p^L). ``large_small`` (published code): D_KL(p^L ‖ p^S).
         bound: Maximum magnitude of a returned parameter. Updates with a larger value are rejected.
-        memory: MiB of clients' latest weights that the server holds in memory. Weights beyond this
-            are stored in the folder for temporary files (``TMPDIR``).
+        memory: Maximum memory, in MiB, for the clients' latest weights at the server. Further
+            weights are stored in the folder for temporary files (``TMPDIR``).
 
     Example:
         >>> from archgraph.federation import configure
@@ -307,7 +307,7 @@ class RecipFL(fl.Masking):
         return world.clients[client].weight / mean
 
     def taught(self, world: fl.World, client: int) -> bool:
-        """Return whether a client is strong, that is, also trains the small model."""
+        """Return whether a client is strong. Strong clients also train the small model."""
         tier = world.tier_of(client)
         strong = self.strong is None or tier.name in self.strong
         return self.transfer and strong and tier.graph != self.small_tier(world).graph

@@ -25,13 +25,13 @@ class Standalone(fl.Masking):
         return fl.ServerState()
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
-        """Send the initial weights of the client's architecture; all of them are private."""
+        """Send the initial weights of the client's architecture. They stay with the client."""
         return fl.private_network(world, client, fl.Train(fl.TaskLoss(self.mask_absent)))
 
     def receive(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
     ) -> fl.ServerState:
-        """Read all results, because reading a result trains the client, and discard them."""
+        """Read and discard all results. Reading a result trains the client."""
         for _ in results:  # results are computed only when they are read
             pass
         return state

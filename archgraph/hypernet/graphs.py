@@ -236,10 +236,11 @@ def to_data(graph: ArchGraph, vocabulary: Vocabulary, reach: int = 1) -> PygGrap
     """Convert a graph to ``torch_geometric.data.Data``, with one node per operator.
 
     Args:
-        graph: The architecture. If an operator uses a result twice, there is only one edge.
+        graph: The architecture. If an operator uses the same result twice, the data contain only
+            one edge.
         vocabulary: The vocabulary that defines the indices of operators.
-        reach: Maximum length of a shortest path that becomes a virtual edge. With 1, there are no
-            virtual edges.
+        reach: A virtual edge connects two nodes if the shortest path between the nodes has at least
+            2 and at most ``reach`` edges. With 1, there are no virtual edges.
 
     Returns:
         Data with these tensors:
@@ -402,7 +403,10 @@ def sweeps_alone(graph: ArchGraph, reach: int) -> tuple[Sweep, Sweep]:
 
 
 def sweeps(batch: PygGraph) -> tuple[Sweep, Sweep]:
-    """Plan the forward and the backward traversal of a graph or a batch of graphs."""
+    """Plan the forward and the backward traversal of a graph or a batch of graphs.
+
+    A plan contains the nodes in the order in which a graph hypernetwork visits them.
+    """
     kinds: list[Edges] = [(batch.edge_index, None)]
     if "virtual_index" in batch:
         kinds.append((batch.virtual_index, batch.distance))

@@ -52,9 +52,10 @@ def follow_gradients(
 
 
 def optimiser_state(network: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Return an optimiser's state as a dict of tensors with names ``key/parameter``.
+    """Return the state of an optimiser as a dict from ``key/parameter`` to tensor.
 
-    Parameters that never had a gradient are omitted.
+    ``key`` is a key of the optimiser's state, such as ``exp_avg``, and ``parameter`` is the name of
+    a parameter. Parameters that never had a gradient are omitted.
 
     Example:
         >>> net = nn.Linear(1, 1, bias=False)

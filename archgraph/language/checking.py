@@ -21,7 +21,8 @@ class Verdict:
 
     Attributes:
         path: The file.
-        kind: Kind of the file (:mod:`archgraph.language.kinds`), or ``file`` if it cannot be read.
+        kind: Kind of the file (:mod:`archgraph.language.kinds`), or ``file`` if the file cannot be
+            read.
         error: The first mistake, if any.
         note: A summary of the file.
     """
@@ -43,7 +44,7 @@ class Verdict:
 
 
 def verdicts(paths: Iterable[str | os.PathLike[str]], *, python: bool = False) -> Iterator[Verdict]:
-    r"""Check files of every kind, and yield one verdict per file, in order.
+    r"""Check files, and yield one :class:`Verdict` per file, in the order of the files.
 
     The check builds all graphs, including those of all clients of a family, and configures
     strategies. It finds every mistake that a run would report before its first round. Your own data

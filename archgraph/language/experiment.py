@@ -307,7 +307,7 @@ _NOT_PRIVATE = {
 
 
 class ExperimentSpec(FromFile):
-    """An experiment: data, a family, a strategy, and a number of rounds."""
+    """An experiment: data, a family of architectures, a strategy, and a number of rounds."""
 
     archgraph: Version = 1
     name: str = Field(description="name of the run and of its folder")

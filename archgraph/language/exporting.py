@@ -32,7 +32,7 @@ def export(
     optimize: bool = False,
     verify: bool = True,
 ) -> Path:
-    """Export a model with its weights; the suffix of the path sets the format.
+    """Export a model with its weights, in the format that the suffix of the path selects.
 
     - ``.onnx``: model and weights in evaluation mode. The batch size is variable, initializers are
       named like the parameters and buffers, and :func:`archgraph.load` restores the same graph and

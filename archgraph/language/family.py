@@ -128,7 +128,7 @@ class FamilySpec(FromFile):
     _weights: dict[Place, dict[str, torch.Tensor]] = pydantic.PrivateAttr(default_factory=dict)
 
     def summary(self) -> str:
-        """Summarise the kinds of client.
+        """Return a summary: the global model, and the name and number of each kind of client.
 
         >>> kind = MemberSpec(name="small", count=2, take=0.5)
         >>> FamilySpec(model="models/net.yaml", clients=(kind,)).summary()
@@ -147,7 +147,7 @@ class FamilySpec(FromFile):
         return self._weights
 
     def sources(self) -> Iterator[Document]:
-        """Yield the model files that the family names and the models that it contains."""
+        """Yield the family's models, both those in separate files and those in the family file."""
         models: list[tuple[Place, ModelSource | None]] = [(("model",), self.model)]
         models += [(("clients", i, "model"), member.model) for i, member in enumerate(self.clients)]
         for loc, model in models:
@@ -199,5 +199,5 @@ class FamilySpec(FromFile):
 
     @property
     def owners(self) -> tuple[str, ...]:
-        """Owners of the data that are assigned to the clients, in the order of the clients."""
+        """Names of the data owners whose data the clients get, in the order of the clients."""
         return tuple(name for member in self.clients for name in member.owners or ())

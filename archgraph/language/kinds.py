@@ -39,10 +39,11 @@ class FileKind:
 
     Attributes:
         name: Name of the kind.
-        rank: The kind of a file is the kind of lowest rank that matches the file.
-        keys: Top-level keys that distinguish files of this kind from kinds of a higher rank.
+        rank: If a file matches several kinds, the kind with the lowest rank applies.
+        keys: A file matches this kind if it contains at least one of these top-level keys.
         schema: Function that returns the JSON schema of files of this kind.
-        mappings: Function that returns a dict from topic to pydantic model, for ``archgraph help``.
+        mappings: Function that returns the topics of ``archgraph help`` about this kind, as a dict
+            from topic to pydantic model.
         check: Function that checks a file. It takes the path, and a cache that is shared by all
             files of one check. It returns a summary of the file, or raises an error. The summary
             ends in :data:`NOT_IMPORTED` if only keys and values were checked, because the Python
@@ -93,7 +94,7 @@ def kind_of(data: object) -> str:
 
 
 def schema(kind: str) -> JsonSchema:
-    """Return the JSON schema of a kind of file, for editors.
+    """Return the JSON schema of one kind of file, which editors use to check such files.
 
     Args:
         kind: ``model``, ``family``, ``experiment`` or ``study``, or a kind that another package

@@ -31,7 +31,7 @@ FirstWeights: TypeAlias = dict[str, torch.Tensor]
 
 
 def load_family(path: str | os.PathLike[str] | Mapping[str, object]) -> FamilySpec:
-    r"""Read a family file. Its graphs are built by :func:`archgraph.federation.resolve`.
+    r"""Read a family file. :func:`archgraph.federation.resolve` builds the clients' graphs.
 
     Args:
         path: The file, or a dict with the same keys. In a dict, a model may also be a graph, or the

@@ -43,11 +43,11 @@ WEIGHTS = (".onnx", ".safetensors", ".pt", ".pt2", ".pth")
 
 
 def save(model: GraphLike | torch.nn.Module, path: str | os.PathLike[str]) -> None:
-    r"""Write an architecture as flat YAML, or a model with its weights as a folder.
+    r"""Write an architecture to a YAML file, or a model with its weights to a folder.
 
     :func:`archgraph.load` returns exactly what was saved. A folder contains ``model.yaml``,
-    ``model.safetensors`` and ``archgraph.json``. Files are first written to a temporary folder,
-    which is then renamed.
+    ``model.safetensors`` and ``archgraph.json``. The folder gets its final name only after all
+    files are written.
 
     Args:
         model: A graph, or a model with weights (the result of :func:`archgraph.trace`, or a module

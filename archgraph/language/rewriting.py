@@ -33,12 +33,13 @@ def rewrite(graph: ArchGraph, /, *, verify: bool = False, **rewrites: object) ->
 
     Args:
         graph: The architecture.
-        verify: If True, check the result of each rewrite, like ``verify=True`` in its function.
-        **rewrites: The keyword is the name of a rewrite. The value is the first argument of the
-            rewrite's function, a dict of the function's arguments, or True (no arguments). For your
-            own rewrites, use the keyword ``python``. Its value is a dict. Each key is
-            ``"package.module:function"``, and each value is the function's first argument, a dict
-            of its arguments, or True. Keywords with the value None or False are ignored.
+        verify: If True, check what each rewrite guarantees, for example that the function of the
+            model is unchanged.
+        **rewrites: The keyword is the name of a rewrite. The value is the first argument of its
+            function, a dict of options, or True. For your own rewrites, pass a dict as ``python``.
+            Each key of the dict names a function, such as ``"package.module:function"``. Each value
+            is the function's first argument, a dict of options, or True. Keywords with the value
+            None or False are ignored.
 
     Raises:
         SpecError: For an unknown rewrite, or an invalid value.

@@ -154,7 +154,7 @@ class StudySpec(FromFile):
 
     @property
     def parts(self) -> tuple[Mapping[str, _Changes], ...]:
-        """The dicts in ``columns``. Each combination of one name per dict is a column."""
+        """The dicts in ``columns``. Each column of the table combines one key of each dict."""
         return (self.columns,) if isinstance(self.columns, dict) else self.columns
 
     @property
@@ -172,14 +172,17 @@ class StudySpec(FromFile):
         return f"{text}; columns: {columns}" if columns else text
 
     def combined(self) -> dict[str, tuple[str, ...]]:
-        """Return a dict from column name to its parts, such as ``a, b`` to ``("a", "b")``."""
+        """Return a dict from each column name, such as ``a, b``, to its parts ``("a", "b")``.
+
+        The parts are the keys of the dicts in ``columns`` that the column combines.
+        """
         combinations = itertools.product(*self.parts)
         return {", ".join(filter(None, names)): names for names in combinations}
 
     def addresses(self) -> Iterator[_Address]:
-        """Yield the row, the column and the parts of the column's name, for every cell.
+        """Yield a tuple (row, column, parts of the column's name) for each cell of the table.
 
-        Cells that the study or a size omits are included.
+        Cells that ``leave_out`` omits are included.
         """
         for row, (column, parts) in itertools.product(self.rows, self.combined().items()):
             yield row, column, parts
@@ -212,12 +215,12 @@ class StudySpec(FromFile):
         return None if values is None else values[start + list(self.figures).index(figure)]
 
     def compared(self, pair: Sequence[str]) -> Iterator[tuple[_Pair, _Pair]]:
-        """Yield the pairs of cells to compare for one pair of ``compare``.
+        """Yield the pairs of cells that are compared for one item of ``compare``.
 
-        For a pair of rows, these are the two cells in each column. For a pair of columns, these are
-        the two cells in each row. If the pair consists of parts of column names, the columns of two
-        compared cells differ only in this part. Cells that the study omits are included. Each cell
-        is a pair of row and column.
+        If the item names two rows, their cells are compared in each column. If the item names two
+        columns, their cells are compared in each row. If the item names two parts of column names,
+        two columns are compared if their names differ only in these parts. Cells that ``leave_out``
+        omits are included. Each cell is a tuple of row name and column name.
         """
         one, other = pair
         for row, column, parts in self.addresses():
@@ -318,7 +321,7 @@ class StudyCell:
 
 
 def load_study(path: str | os.PathLike[str]) -> StudySpec:
-    """Read a study file. The function :func:`cells` then returns the experiments of the study.
+    """Read a study file. Pass the result to :func:`cells` to get the experiments.
 
     Raises:
         SpecError: If the study is invalid (the message names file, line and key); if the study

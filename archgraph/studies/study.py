@@ -365,7 +365,7 @@ def study(
     records: str | os.PathLike[str] | None = None,
     notify: Callable[[str], object] = lambda line: None,
 ) -> StudyResult:
-    """Run the missing experiments of a study, and return the results of the study.
+    """Run the experiments of a study that have not been run yet, and return all results.
 
     Every run has a folder under ``out/runs``. The name of the folder contains a hash of all
     settings that affect the results. A run that several studies contain is therefore executed only

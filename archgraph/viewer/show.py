@@ -49,28 +49,28 @@ def view(
     """Write an interactive HTML page of one or several architectures.
 
     The page is a single file that works offline. A click opens a section, block or operator. Equal
-    neighbouring blocks are shown once, with a count. The page shows the shapes, parameters, MACs
-    and axes of each section, block and operator. If an axis cannot be cut, the page shows the
-    reason, and how to change this. For a family, the page shows which channels each client has. For
-    a run, the page shows the changes of each round. Up to four subjects are shown side by side. If
-    more subjects are passed, the page opens with the first subject only. For a family, the page
-    opens with the global graph, and the graphs of clients can be added.
+    neighbouring blocks are shown once, with a count. The page shows shapes, parameters, MACs and
+    axes of each part. It also shows why an axis cannot be cut, and what would change that. For a
+    family, the page shows which channels each client has. For a run, the page shows how much each
+    round changed the parameters. Up to four subjects are shown side by side. If more subjects are
+    passed, the page opens with the first subject only. For a family, the page opens with the global
+    graph, and the graphs of clients can be added.
 
     Args:
         subject: A graph, a family, a parsed family file, or a run
             (:func:`archgraph.reports.read_run`). Several subjects are passed as a list, or as a
-            dict from name to graph. All further graphs are compared with the first graph. The
-            comparison is exact if one graph is a rewrite of the other, or if both are rewrites of a
-            third graph. Otherwise, the graphs are aligned by structure (see
+            dict from name to graph. All graphs after the first one are compared with the first
+            graph. The comparison is exact if one graph is a rewrite of the other, or if both are
+            rewrites of a third graph. Otherwise, the graphs are aligned by structure (see
             :func:`archgraph.align`). If names repeat, numbers are appended.
         path: File to write. By default, no file is written.
         title: Heading. Default: the name of the first graph.
-        importance: Scores, which are shown as colours: the result of :func:`archgraph.importance`,
-            or a dict. The keys of the dict are names of parameters, buffers, axes or operators.
-            Each value is one number. For an axis, the value may also be one number per index of the
-            axis. For a parameter or buffer, the value may also be one number per element. The score
-            of a section or block is the mean of the scores of its operators, and of the parameters,
-            buffers and axes that these operators use.
+        importance: Scores that determine the colours in the graph: the result of
+            :func:`archgraph.importance`, or a dict. Each key of the dict is the name of a
+            parameter, buffer, axis or operator. Each value is one number, one number per element of
+            a parameter or buffer, or one number per channel of an axis. The score of a part of the
+            graph is the mean of the scores of its operators, and of the parameters, buffers and
+            axes that these operators use.
         notify: Function that is called with a line of text for each graph that takes long to
             process.
 
