@@ -131,8 +131,8 @@ class RewriteError(ArchGraphError):
     """A rewrite cannot be applied to a graph, or its result would be wrong.
 
     Attributes:
-        tied: Names of axes that must also be cut, because one number in the model's configuration
-            sets the size of these axes and of an axis that was cut. Empty for other errors.
+        tied: One number in the model's configuration can set the size of several axes. If only one
+            of them was cut, these are the names of the others. Empty for other errors.
     """
 
     tied: frozenset[str] = frozenset()

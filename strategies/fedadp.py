@@ -50,8 +50,8 @@ class FedADP(fl.Averaging, fl.Masking):
     Attributes:
         narrow: How to remove units when the global model is cut to a client's width. ``paper``:
             keep the first k units, and add 1/k of the sum of the removed units to each kept unit
-            (Algorithm 3). This changes what the model computes. ``net2net``: merge each unit with
-            the copies that widening has made of it. This undoes widening.
+            (Algorithm 3). This changes what the model computes. ``net2net``: merge the copies of
+            each unit that widening made. This undoes widening.
         redraw: Widening copies randomly drawn units. If True, these units are drawn again in every
             round. If False, they are drawn once per architecture.
         approximate: If False, raise an error if growing a client's model changes what the model

@@ -50,8 +50,8 @@ class FlexiFed(fl.Averaging, fl.Masking):
         match: Condition under which layers are the same. ``operator``: same operator, arguments and
             shapes. ``name``: same parameter names and shapes.
         unit: Unit of comparison. ``layer``: single layers (paper). ``block``: whole blocks. With
-            single layers, the last layers of a shallow Transformer can match layers of a block that
-            only a deeper Transformer has.
+            single layers, the layers after the last block of a shallow Transformer can wrongly
+            match the first layers of an additional block of a deeper Transformer.
 
     Example:
         >>> FlexiFed().sharing

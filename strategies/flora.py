@@ -68,9 +68,9 @@ class FLoRA(fl.LowRankAveraging):
         """Start from the global model.
 
         Raises:
-            RunError: If the global model has no low-rank adapters. The error is also raised if a
-                layer has a shared adapter, and the layer's weight is private or is also used
-                without this adapter.
+            RunError: If the global model has no low-rank adapters, or if an adapter is sent to the
+                server although the weight of its layer stays with the client or is also used
+                without the adapter.
         """
         if tied := [a.weight for a in self.shared(world) if not a.alone]:
             raise ag.RunError(

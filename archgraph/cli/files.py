@@ -124,7 +124,7 @@ def strategies(
 ) -> None:
     """List the installed strategies.
 
-    Prints the paper and year of each strategy, the supported clients, the requirements and the
+    Prints the paper and year of each strategy, how clients may differ, the requirements and the
     presets. `archgraph help NAME` explains a strategy and its options.
     """
     from archgraph.federation import strategy_table

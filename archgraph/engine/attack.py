@@ -45,8 +45,8 @@ def drawn_attackers(
         seed: Seed of the run.
         tiers: Tier of each client. If passed, ``share`` times the number of clients of each tier is
             rounded down, and this number of clients of the tier is chosen. To reach the total
-            number, one more client is chosen in each of the tiers with the largest remainders. Of
-            tiers with equal remainders, the first tiers are used.
+            number, one more client is chosen in each of the tiers with the largest remainders. If
+            remainders are equal, the first tiers are used.
 
     >>> len(drawn_attackers(range(20), 0.2, seed=0)), drawn_attackers(range(20), 0.0, seed=0)
     (4, frozenset())

@@ -81,7 +81,11 @@ def class_sums(rows: Tensor, targets: Tensor, classes: int) -> tuple[Tensor, Ten
 
 
 def sent_rows(table: Tensor, known: Tensor) -> State:
-    """Return a dict with the rows of a table for the known classes, and the classes' indices.
+    """Return a dict with the indices of the known classes, and their rows of a table.
+
+    Args:
+        table: [class, column].
+        known: [class], boolean.
 
     Example:
         >>> sent_rows(torch.eye(2), torch.tensor([False, True]))

@@ -211,9 +211,9 @@ class LowRankAveraging(Averaging, Masking):
 
 
 def freeze(graph: ArchGraph, names: frozenset[str], *, trainable: bool = False) -> ArchGraph:
-    """Return a copy of an architecture with some parameters frozen.
+    """Return a copy of an architecture in which the named parameters are frozen.
 
-    With ``trainable``, these parameters are trainable instead.
+    If ``trainable`` is True, the named parameters become trainable instead.
     """
     change = (replace(p, trainable=trainable) if p.name in names else p for p in graph.params)
     return graph.replace(params=tuple(change))

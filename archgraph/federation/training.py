@@ -79,8 +79,8 @@ def descend(
 
     1. Draw the examples that the round uses.
     2. For each step, average the losses of ``local.accumulate`` minibatches, weighted by
-    ``counts``. Add FedProx's term and compute the gradients. Then call ``revise``, clip the
-    gradients, and take an optimiser step.
+       ``counts``. Add FedProx's term and compute the gradients. Then call ``revise``, clip the
+       gradients, and take an optimiser step.
 
     Args:
         work: The client's data, options and random generator.
@@ -92,11 +92,10 @@ def descend(
 
     Returns:
         A dict with ``loss`` (weighted mean over the last epoch; NaN if all targets are ignored),
-        ``steps`` (number of steps) and ``seen`` (number of examples, counted anew in each epoch).
+        ``steps`` (number of steps) and ``seen`` (number of examples over all epochs).
 
     Raises:
-        RejectedUpdate: If the loss, or a parameter after a step, is not finite. The message says
-            which.
+        RejectedUpdate: If the loss, or a parameter after a step, is not finite.
     """
     local, data = work.local, work.data
     trained = [p for p in parameters.values() if p.requires_grad]

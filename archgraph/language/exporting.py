@@ -45,8 +45,9 @@ def export(
         graph: Any graph: a global model, a client's model, or one part of a split model.
         state: Dict from name to parameter or buffer.
         path: Path of the file. An existing file is replaced.
-        weights: For ONNX: ``inside`` stores the weights in the same file. ``beside`` stores them in
-            a second file with the suffix ``.data``, which models of 2 GiB and more require.
+        weights: For ONNX: ``inside`` stores the weights in the same file. The value ``beside``
+            stores them in a second file with the suffix ``.data``, which models of 2 GiB and more
+            require.
         optimize: For ONNX: fold constants and merge operators for deployment. Weights then lose
             their names, and the file cannot be loaded as the same graph.
         verify: For ONNX: run the file in onnxruntime with two batch sizes, and compare the results
@@ -57,7 +58,7 @@ def export(
             those of PyTorch, or the state does not belong to the graph. An existing file at the
             path is then not replaced.
         SpecError: If the path has another suffix.
-        RunError: If the packages of ``archgraph[onnx]`` are not installed, or the file cannot be
+        RunError: If the packages of the extra ``onnx`` are not installed, or the file cannot be
             written.
 
     Example:

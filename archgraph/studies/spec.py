@@ -174,7 +174,7 @@ class StudySpec(FromFile):
     def combined(self) -> dict[str, tuple[str, ...]]:
         """Return a dict from each column name, such as ``a, b``, to its parts ``("a", "b")``.
 
-        The parts are the keys of the dicts in ``columns`` that the column combines.
+        A column combines one key of each dict in ``columns``. These keys are its parts.
         """
         combinations = itertools.product(*self.parts)
         return {", ".join(filter(None, names)): names for names in combinations}
@@ -219,8 +219,9 @@ class StudySpec(FromFile):
 
         If the item names two rows, their cells are compared in each column. If the item names two
         columns, their cells are compared in each row. If the item names two parts of column names,
-        two columns are compared if their names differ only in these parts. Cells that ``leave_out``
-        omits are included. Each cell is a tuple of row name and column name.
+        such as ``a`` and ``b``, each column with the part ``a`` is compared with the column that
+        has ``b`` in its place. Cells that ``leave_out`` omits are included. Each cell is a tuple of
+        row name and column name.
         """
         one, other = pair
         for row, column, parts in self.addresses():
