@@ -45,9 +45,8 @@ def export(
         graph: Any graph: a global model, a client's model, or one part of a split model.
         state: Dict from name to parameter or buffer.
         path: Path of the file. An existing file is replaced.
-        weights: For ONNX: ``inside`` stores the weights in the same file. The value ``beside``
-            stores them in a second file with the suffix ``.data``, which models of 2 GiB and more
-            require.
+        weights: For ONNX, where weights are stored. inside: in the same file; beside: in a second
+            file with the suffix ``.data``, which models of 2 GiB and more require.
         optimize: For ONNX: fold constants and merge operators for deployment. Weights then lose
             their names, and the file cannot be loaded as the same graph.
         verify: For ONNX: run the file in onnxruntime with two batch sizes, and compare the results

@@ -71,7 +71,7 @@ def export_onnx(
         GraphError: If the graph cannot be expressed in ONNX, or the results of the file differ from
             PyTorch. No file is written then.
         SpecError: If the path does not end in ``.onnx``.
-        RunError: If the packages of ``archgraph[onnx]`` are not installed, or the file cannot be
+        RunError: If the packages of the extra ``onnx`` are not installed, or the file cannot be
             written.
 
     Example:
